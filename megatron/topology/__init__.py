@@ -1,0 +1,1 @@
+"""Arithmetic of ranks, parameters and pipeline stages; standard library only."""
