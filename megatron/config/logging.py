@@ -1,0 +1,62 @@
+"""What a run says about itself: the log, TensorBoard, Weights & Biases, the metrics file, the progress bar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron.config.flags import Problems, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    log_interval: int = flag(100)
+    """Steps between log lines."""
+    log_throughput: bool = flag(False)
+    """Write throughput per GPU to TensorBoard as well."""
+    log_params_norm: bool = flag(False)
+    """Log the norm of all parameters."""
+    log_num_zeros_in_grad: bool = flag(False)
+    """Log how many gradient elements are zero."""
+    log_progress: bool = flag(False)
+    """Append a line for each start and save to progress.txt in --save."""
+    timing_log_level: int = flag(0, choices=(0, 1, 2))
+    """0: step time only; 1: phases of the step; 2: also each microbatch."""
+    timing_log_option: str = flag("minmax", choices=("max", "minmax", "all"))
+    """Timings of the slowest rank, of slowest and fastest, or of all."""
+    tensorboard_dir: str | None = flag(None)
+    """Directory of TensorBoard logs. None: none."""
+    tensorboard_log_interval: int = flag(1)
+    """Steps between TensorBoard points."""
+    tensorboard_queue_size: int = flag(1000)
+    """Points that may wait to be written."""
+    log_timers_to_tensorboard: bool = flag(False)
+    """Write timings to TensorBoard."""
+    log_memory_to_tensorboard: bool = flag(False)
+    """Write memory use to TensorBoard."""
+    log_validation_ppl_to_tensorboard: bool = flag(False)
+    """Write validation perplexity to TensorBoard."""
+    log_world_size_to_tensorboard: bool = flag(False)
+    """Write the number of processes to TensorBoard."""
+    log_loss_scale_to_tensorboard: bool = flag(
+        True, names=("--no-log-loss-scale-to-tensorboard", "--disable-log-loss-scale-to-tensorboard")
+    )
+    """Do not write the loss scale to TensorBoard."""
+    wandb_project: str | None = flag(None)
+    """Weights & Biases project. None: Weights & Biases is not used."""
+    wandb_exp_name: str | None = flag(None)
+    """Weights & Biases run name. Needed with --wandb-project."""
+    wandb_entity: str | None = flag(None)
+    """Weights & Biases entity. None: the account's own."""
+    wandb_save_dir: str | None = flag(None)
+    """Directory of Weights & Biases files. None: wandb in --save."""
+    metrics_file: str | None = flag(None, own=True)
+    """File that gets one JSON object for each log line and evaluation. None: metrics.jsonl in --save, or no file."""
+    progress_bar: str = flag("auto", choices=("auto", "on", "off"), own=True)
+    """Progress bar with the time left; auto: when standard error is a terminal."""
+    peak_tflops: float | None = flag(None, own=True)
+    """Peak TFLOP/s of one rank, the denominator of MFU. None: from a table of GPUs; on a CPU measured once."""
+    logging_level: int | None = flag(None)
+    """Level of Python's logging (10 debug, 20 info, 30 warnings). None: info."""
+
+    def __post_init__(self) -> None:
+        pass

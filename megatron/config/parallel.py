@@ -1,0 +1,64 @@
+"""How the work is cut over processes: sizes, schedules, what is sharded and what is overlapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron.config.flags import Problems, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    tensor_model_parallel_size: int = flag(1)
+    """Processes that share each matrix."""
+    pipeline_model_parallel_size: int = flag(1)
+    """Processes that share the layers, one stage each."""
+    context_parallel_size: int = flag(1)
+    """Processes that share each sequence. Only 1 is supported yet."""
+    expert_model_parallel_size: int = flag(1)
+    """Processes that share the experts. Only 1 is supported yet."""
+    sequence_parallel: bool = flag(False)
+    """Keep activations outside the matrices sharded along the sequence over the tensor-parallel group. Without effect
+    when the tensor-parallel size is 1."""
+    pipeline_schedule: str | None = flag(None, choices=("gpipe", "1f1b", "interleaved"), own=True)
+    """Order of forward and backward passes. None: 1f1b, or interleaved when there are virtual stages."""
+    num_layers_per_virtual_pipeline_stage: int | None = flag(None)
+    """Layers of each virtual stage (interleaved schedule). None: no virtual stages by this flag."""
+    num_virtual_stages_per_pipeline_rank: int | None = flag(None)
+    """Virtual stages on each pipeline rank (interleaved schedule). None: one."""
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None)
+    """Microbatches that pass a virtual stage before the next one takes over. None: the pipeline-parallel size."""
+    decoder_first_pipeline_num_layers: int | None = flag(None)
+    """Layers of the first stage; the stages between share the rest evenly. None: even."""
+    decoder_last_pipeline_num_layers: int | None = flag(None)
+    """Layers of the last stage; the stages between share the rest evenly. None: even."""
+    account_for_embedding_in_pipeline_split: bool = flag(False)
+    """Count the embedding as one layer when layers are dealt to stages."""
+    account_for_loss_in_pipeline_split: bool = flag(False)
+    """Count the output layer and loss as one layer when layers are dealt to stages."""
+    pipeline_model_parallel_layout: str | None = flag(None)
+    """The stages spelled out: E embedding, t layer, L loss, | next stage, (..)*n or t*n repeats, as in "Et*3|(tt|)*2L"."""
+    use_tp_pp_dp_mapping: bool = flag(False)
+    """Rank order tensor, pipeline, data instead of tensor, data, pipeline (fastest first)."""
+    use_distributed_optimizer: bool = flag(False)
+    """Shard optimizer states over data-parallel ranks (ZeRO-1)."""
+    data_parallel_sharding_strategy: str | None = flag(
+        None, choices=("no_shard", "optim", "optim_grads", "optim_grads_params")
+    )
+    """What data-parallel ranks shard: nothing or optimizer states (= --use-distributed-optimizer). None: as that flag
+    says. Gradients and parameters are not supported yet."""
+    overlap_grad_reduce: bool = flag(False)
+    """Reduce each bucket of gradients while the backward pass goes on."""
+    overlap_param_gather: bool = flag(False)
+    """Gather updated parameters bucket by bucket while the next forward pass goes on. Needs the distributed optimizer
+    and --overlap-grad-reduce."""
+    ddp_bucket_size: int | None = flag(None)
+    """Elements of one gradient bucket. None: max(40,000,000, 1,000,000 x data-parallel size) with overlapped
+    reduction, else one bucket."""
+    distributed_backend: str | None = flag(None, choices=("nccl", "gloo"))
+    """Communication library. None: nccl where every process has a GPU, else gloo."""
+    distributed_timeout_minutes: int = flag(10)
+    """Minutes after which a collective that does not complete is an error."""
+
+    def __post_init__(self) -> None:
+        pass
