@@ -103,7 +103,9 @@ class ParamSpec:
                 continue
             parts = mesh.size(axis)
             if extent % parts:
-                raise ValueError(f"{self.name}: dimension of {extent} does not divide over {parts} ranks of axis {axis}")
+                raise ValueError(
+                    f"{self.name}: dimension of {extent} does not divide over {parts} ranks of axis {axis}"
+                )
             size = extent // parts
             slices.append(Slice(getattr(place, axis) * size, size))
         return tuple(slices)

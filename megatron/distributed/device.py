@@ -1,0 +1,73 @@
+"""Everything that differs between a GPU and a CPU, so that no other file asks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+import torch
+
+
+def has_gpu() -> bool:
+    """Whether this process sees at least one GPU."""
+    return torch.cuda.is_available()
+
+
+def resolve_backend(requested: str) -> tuple[str, str | None]:
+    """(backend to use, a line to print or None) for --distributed-backend.
+
+    A torch without CUDA can only mean a CPU run, so nccl becomes gloo, and says so. A CUDA build that sees no GPU is a broken node
+    or a wrong flag: ValueError.
+    """
+    if requested == "gloo" or has_gpu():
+        return requested, None
+    if torch.version.cuda is None:
+        return "gloo", "this torch is a CPU build: --distributed-backend gloo instead of nccl, all ranks on CPU"
+    raise ValueError(
+        "--distributed-backend nccl, but torch sees no GPU; check the driver, or run on CPU with --distributed-backend gloo"
+    )
+
+
+def local_device(backend: str, local_rank: int) -> torch.device:
+    """The device of a rank: its own GPU under nccl, the CPU under gloo."""
+    if backend != "nccl":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise ValueError(f"local rank {local_rank} has no GPU: this node shows {count}; start {count} processes a node")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all work queued on `device` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's product name, or "CPU"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def memory_bytes(device: torch.device) -> dict[str, int]:
+    """Megatron's memory figures in bytes: reserved, allocated, max-allocated, and the count of allocations.
+
+    On a CPU: the process's resident set now and at its peak; allocations are not counted there (0).
+    """
+    if device.type == "cuda":
+        stats = torch.cuda.memory_stats(device)
+        return {
+            "reserved": stats["reserved_bytes.all.current"],
+            "allocated": stats["allocated_bytes.all.current"],
+            "max-allocated": stats["allocated_bytes.all.peak"],
+            "allocated-count": stats["allocation.all.current"],
+        }
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    now = peak
+    if os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm") as file:
+            now = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {"reserved": now, "allocated": now, "max-allocated": peak, "allocated-count": 0}
