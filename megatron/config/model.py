@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron.config.flags import Problems, flag
+from megatron.config.flags import flag, parse_int_pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ModelConfig:
     """Give the query, key and value projection a bias even when --disable-bias-linear takes the others away."""
     qk_layernorm: bool = flag(False)
     """Normalise queries and keys per head before the dot product."""
-    window_size: tuple[int, ...] | None = flag(None, parse="pair", metavar="LEFT,RIGHT")
+    window_size: tuple[int, ...] | None = flag(None, parse=parse_int_pair, metavar="LEFT,RIGHT")
     """Sliding-window attention: how many tokens each query sees to its left and right. -1 means no limit; the model is
     causal, so the right side is 0 or -1. Write --window-size=-1,0 when the first number is negative. None: no window."""
     add_bias_linear: bool = flag(True, names=("--disable-bias-linear",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron.config.flags import Problems, flag
+from megatron.config.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron.config.flags import Problems, flag
+from megatron.config.flags import flag, parse_signal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class ResilienceConfig:
     """Save and exit once this many minutes have passed. None: never."""
     exit_signal_handler: bool = flag(False)
     """Treat --exit-signal as SIGTERM and SIGINT are always treated: finish the step, save once, exit."""
-    exit_signal: str = flag("SIGTERM", parse="signal", metavar="SIGNAL")
+    exit_signal: str = flag("SIGTERM", parse=parse_signal, metavar="SIGNAL")
     """Signal of --exit-signal-handler, by name or number."""
     check_for_nan_in_loss_and_grad: bool = flag(True, names=("--no-check-for-nan-in-loss-and-grad",))
     """Do not stop when loss or gradients are not finite."""
