@@ -1,4 +1,4 @@
-"""The ledger's account against an independent one: categories tile the wall clock, and lost steps are the undone ones."""
+"""The account against an independent one: categories tile the wall clock, and lost steps are the undone ones."""
 
 import json
 import random

@@ -1,0 +1,1 @@
+"""What tests share: ranks as threads or processes, and tiny models."""
