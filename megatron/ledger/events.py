@@ -39,7 +39,7 @@ class Event(NamedTuple):
 
 
 def parse_lines(lines: Iterable[str], source: str = "ledger") -> list[Event]:
-    """Events of a ledger file, in their order; raises ValueError naming the line that is not one (the last may be torn)."""
+    """Events of a ledger file, in their order; raises ValueError naming a line that is none (the last may be torn)."""
     lines = list(lines)
     events = []
     for number, line in enumerate(lines, 1):

@@ -1,6 +1,6 @@
 """Writes a ledger: `with ledger.phase("step"):` around the parts of a run.
 
-Phases nest: what a phase does inside another is charged to the inner one only, so at every moment exactly one phase runs
+Phases nest: what a phase does inside another is charged to the inner one only, so at every moment one phase runs
 and the phases tile the wall clock. Time comes from the monotonic clock, laid on the wall clock once at the start, so a
 clock correction during the run cannot make an interval negative. The same marks feed `listeners` (a heartbeat, a
 watchdog): functions that are called with the phase that begins to run.
@@ -18,7 +18,7 @@ from megatron.ledger.events import PHASES, Event, read
 
 
 class Ledger:
-    """An open ledger. `path=None` keeps the phases (and their listeners) and writes nothing: ranks other than the first."""
+    """An open ledger. `path=None` keeps phases and listeners and writes nothing: ranks other than the first."""
 
     def __init__(
         self,

@@ -1,0 +1,126 @@
+"""Where numbers are written besides the log: TensorBoard, Weights & Biases, the metrics file.
+
+A sink has `scalar(tag, value, step)`, `record(dict)` and `close()`. Only the first rank opens sinks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Protocol
+
+
+class Sink(Protocol):
+    """What the reporter writes to."""
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        """One point of a curve."""
+
+    def record(self, values: dict) -> None:
+        """One log line or evaluation as a whole."""
+
+    def close(self) -> None:
+        """Write what is pending."""
+
+
+class TensorBoard:
+    """Event files in --tensorboard-dir. After a resume, points of undone iterations are hidden (purge_step)."""
+
+    def __init__(self, directory: str, queue_size: int, first_step: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(log_dir=directory, max_queue=queue_size, purge_step=first_step or None)
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        self.writer.add_scalar(tag, value, step)
+
+    def record(self, values: dict) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A Weights & Biases run."""
+
+    def __init__(self, logging, save: str | None, settings: dict):
+        import wandb
+
+        directory = logging.wandb_save_dir or (str(Path(save) / "wandb") if save else "wandb")
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self.run = wandb.init(
+            project=logging.wandb_project,
+            name=logging.wandb_exp_name,
+            entity=logging.wandb_entity,
+            dir=directory,
+            config=settings,
+        )
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        self.run.log({tag: value}, step=step)
+
+    def record(self, values: dict) -> None:
+        pass
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MetricsFile:
+    """One JSON object for each log line and evaluation, appended. NaN and infinity become null: the file stays JSON."""
+
+    def __init__(self, path: str | Path):
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        pass
+
+    def record(self, values: dict) -> None:
+        clean = {key: None if _is_not_finite(value) else value for key, value in values.items()}
+        self.file.write(json.dumps(clean, allow_nan=False) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _is_not_finite(value) -> bool:
+    return isinstance(value, float) and (value != value or value in (float("inf"), float("-inf")))
+
+
+def metrics_path(config) -> Path | None:
+    """The metrics file of a run: --metrics-file, else metrics.jsonl in --save, else none."""
+    if config.logging.metrics_file:
+        return Path(config.logging.metrics_file)
+    return Path(config.checkpoint.save) / "metrics.jsonl" if config.checkpoint.save else None
+
+
+def check_sinks(logging) -> None:
+    """ValueError when a flag asks for a package that is not installed; needs no torch."""
+    if logging.wandb_project and importlib.util.find_spec("wandb") is None:
+        raise ValueError(
+            f"--wandb-project {logging.wandb_project} needs the package wandb, which is not installed; "
+            "pip install wandb, or leave the flag out"
+        )
+    if logging.tensorboard_dir and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError(
+            f"--tensorboard-dir {logging.tensorboard_dir} needs the package tensorboard, which is not installed; "
+            "pip install tensorboard, or leave the flag out"
+        )
+
+
+def open_sinks(config, first_step: int) -> list[Sink]:
+    """The sinks that the flags ask for; `first_step` is the iteration the run continues after."""
+    logging, sinks = config.logging, []
+    if logging.tensorboard_dir:
+        sinks.append(TensorBoard(logging.tensorboard_dir, logging.tensorboard_queue_size, first_step))
+    if logging.wandb_project:
+        sinks.append(WeightsAndBiases(logging, config.checkpoint.save, config.as_flags()))
+    path = metrics_path(config)
+    if path is not None:
+        sinks.append(MetricsFile(path))
+    return sinks

@@ -1,0 +1,39 @@
+"""Model FLOPs against sums written out by hand, per convention."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from megatron.training.flops import attention_pairs, model_flops
+
+
+def tiny(*, kv_heads=2, ffn=160, gated=True, window=None):
+    model = SimpleNamespace(
+        num_layers=2, hidden_size=64, num_attention_heads=4, swiglu=gated, geglu=False, window_size=window
+    )
+    return SimpleNamespace(
+        model=model, data=SimpleNamespace(seq_length=32), ffn_size=ffn, num_kv_heads=kv_heads, head_dim=16
+    )
+
+
+def test_worked_example_of_a_gated_grouped_query_model():
+    # Per token and layer: QKV 2*64*16*(4+2*2) = 16,384; scores and values 4*32*64 = 8,192 (causal half 4,096);
+    # projection 8,192; gated MLP 6*64*160 = 61,440. Head 2*64*128 = 16,384. 128 tokens, backward twice the forward.
+    assert model_flops(tiny(), 4, 128, causal=False) == 78_643_200
+    assert model_flops(tiny(), 4, 128) == 75_497_472
+
+
+def test_variants_count_what_they_compute():
+    base = model_flops(tiny(), 4, 128)
+    # Four KV heads: QKV 24,576 instead of 16,384 a token and layer.
+    assert model_flops(tiny(kv_heads=4), 4, 128) - base == (24_576 - 16_384) * 2 * 128 * 3
+    # An ungated MLP of 256: 4*64*256 = 65,536 instead of 61,440.
+    assert model_flops(tiny(ffn=256, gated=False), 4, 128) - base == (65_536 - 61_440) * 2 * 128 * 3
+    assert model_flops(tiny(), 8, 128) == 2 * base
+
+
+@pytest.mark.parametrize(("keys", "pairs"), [(None, 512), (32, 512), (100, 512), (8, 32 * 8 - 32), (1, 31.5)])
+def test_window_counts_only_what_a_query_sees(keys, pairs):
+    assert attention_pairs(32, keys) == pairs
+    assert model_flops(tiny(window=(7, 0)), 4, 128) < model_flops(tiny(), 4, 128)
+    assert model_flops(tiny(window=(-1, 0)), 4, 128) == model_flops(tiny(), 4, 128)
