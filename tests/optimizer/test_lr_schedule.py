@@ -101,7 +101,8 @@ def test_impossible_schedules_are_refused(changes, says):
     ("style", "steps", "value"),
     [
         ("linear", 0, 0.0), ("linear", 25, 0.025), ("linear", 100, 0.1), ("linear", 101, 0.1),
-        ("cosine", 0, 0.0), ("cosine", 50, 0.05), ("cosine", 25, 0.1 * 0.5 * (1 - math.cos(math.pi / 4))), ("cosine", 999, 0.1),
+        ("cosine", 0, 0.0), ("cosine", 50, 0.05), ("cosine", 999, 0.1),
+        ("cosine", 25, 0.1 * 0.5 * (1 - math.cos(math.pi / 4))),
     ],
 )  # fmt: skip
 def test_weight_decay_rises(style, steps, value):
