@@ -78,7 +78,7 @@ class StepRows:
         self._rows.append(row)
 
     def flush(self) -> list[StepRecord]:
-        """Records of all kept steps, oldest first, and start anew. Here, and only here, the host waits for the device."""
+        """Records of all kept steps, oldest first, and start anew: here alone the host waits for the device."""
         if not self._rows:
             return []
         values = torch.stack(self._rows).tolist()
