@@ -26,7 +26,7 @@ EXTRAS["dev"] = ["pytest>=8", "hypothesis>=6", "ruff>=0.6", *EXTRAS["hf"], *EXTR
 setup(
     name="megatron-style-pretraining",
     version="0.1.0",
-    description="Megatron-style LLM pretraining: hand-written tensor, pipeline and data parallelism, on CPUs and GPUs alike",
+    description="Megatron-style LLM pretraining with hand-written tensor, pipeline and data parallelism",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
