@@ -188,8 +188,8 @@ def _even(num_layers: int, stages: int, extra: int) -> int:
     sizes = [size for size in _divisors(total)]
     last = _lighter_last(num_layers, stages)
     raise ValueError(
-        f"--num-layers {num_layers}{counted} does not divide by {_PP} {stages}: {total % stages} layers would be lost; "
-        f"use --num-layers {_nearest_multiples(total, stages, extra)}, {_PP} {_one_of(sizes)}, or uneven stages "
+        f"--num-layers {num_layers}{counted} does not divide by {_PP} {stages}: the remaining {total % stages} would be "
+        f"lost; use --num-layers {_nearest_multiples(total, stages, extra)}, {_PP} {_one_of(sizes)}, or uneven stages "
         f"({_FIRST}/{_LAST}{f', such as {_LAST} {last}' if last else ''}, or {_LAYOUT})"
     )
 
@@ -249,8 +249,9 @@ def _num_chunks(num_layers: int, stages: int, per_stage: list[int], given: dict[
             legal = _divisors(per_stage[0])
             raise ValueError(
                 f"{_PER_VIRTUAL} {per_virtual} does not divide the {per_stage[0]} layers that --num-layers "
-                f"{num_layers} puts on each of {_PP} {stages} stages: layers would be lost; use {_PER_VIRTUAL} {_one_of(legal)}, or "
-                f"--num-layers {_nearest_multiples(num_layers, stages * per_virtual, 0)}"
+                f"{num_layers} puts on each of {_PP} {stages} stages: layers would be lost; "
+                f"use {_PER_VIRTUAL} {_one_of(legal)}, or --num-layers "
+                f"{_nearest_multiples(num_layers, stages * per_virtual, 0)}"
             )
         num_chunks, flag = per_stage[0] // per_virtual, f"{_PER_VIRTUAL} {per_virtual}"
     elif _NUM_VIRTUAL in given:

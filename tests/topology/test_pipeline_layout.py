@@ -37,7 +37,7 @@ def assert_complete(layout, num_layers):
         ),
         (dict(num_layers=8, num_layers_per_virtual_pipeline_stage=3), ["--num-layers 8", "stage 3", "stage 1, 2 or 4"]),
         (dict(num_layers=8, num_virtual_stages_per_pipeline_rank=3), ["rank 3", "stage 0", "rank 1, 2 or 4"]),
-        (dict(num_layers=30, pipeline_model_parallel_size=4), ["30", "28 or 32", "2 layers would be lost"]),
+        (dict(num_layers=30, pipeline_model_parallel_size=4), ["30", "28 or 32", "the remaining 2 would be lost"]),
         (dict(num_layers=80, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=16), ["64 or 128"]),
         (dict(num_layers=7, decoder_first_pipeline_num_layers=7), ["leave 0 of --num-layers 7", "layers 6"]),
         (
