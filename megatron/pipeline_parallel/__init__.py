@@ -1,0 +1,1 @@
+"""Run a pipeline schedule on the stages of one rank."""
