@@ -71,3 +71,27 @@ def memory_bytes(device: torch.device) -> dict[str, int]:
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return {"reserved": now, "allocated": now, "max-allocated": peak, "allocated-count": 0}
+
+
+def read_lag(device: torch.device) -> int:
+    """Steps by which the host should read device values late, so that the device is never idle for it: 1 on a GPU."""
+    return 1 if device.type == "cuda" else 0
+
+
+class HostCopy:
+    """A device vector on its way to the host; `read` waits for this copy only, not for work queued after it."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._event = None
+        self._values = tensor
+        if tensor.device.type == "cuda":
+            self._values = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._values.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> torch.Tensor:
+        """The values, on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values
