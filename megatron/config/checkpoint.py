@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
+from megatron.config.rules import at_least, changed, raise_if, shown, whole_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,4 +46,29 @@ class CheckpointConfig:
     """With --use-checkpoint-args, do not take the tokenizer's path from the checkpoint."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        lines = at_least(self, 1, "save_interval", "save_retain_interval")
+        lines += at_least(self, 0, "ckpt_step")
+        if self.save is not None and self.save_interval is None:
+            lines.append(f"--save {self.save} needs --save-interval, the steps between checkpoints; give it")
+        interval, retain = self.save_interval, self.save_retain_interval
+        if (
+            retain is not None
+            and whole_at_least_one(retain)
+            and (not whole_at_least_one(interval) or retain % interval)
+        ):
+            lines.append(
+                f"--save-retain-interval {retain} is not a multiple of --save-interval {interval}: no such checkpoint would be "
+                "written; change one of them"
+            )
+        if self.load is None:
+            lines += [
+                f"{shown(self, name)} needs --load, the directory to load from; give it or drop this flag"
+                for name in changed(self, "ckpt_step", "exit_on_missing_checkpoint", "use_checkpoint_args")
+            ]
+        if self.finetune and self.load is None and self.pretrained_checkpoint is None:
+            lines.append("--finetune needs --load or --pretrained-checkpoint, the weights to start from; give one")
+        return lines

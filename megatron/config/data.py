@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
+from megatron.config.rules import at_least, changed, flag_name, raise_if, required
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,4 +86,68 @@ class DataConfig:
     """Padding token of NullTokenizer. -1: none."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        lines = required(self, "seq_length", "tokenizer_type")
+        lines += at_least(self, 1, "seq_length", "vocab_size")
+        lines += at_least(
+            self, 0, "num_workers", "vocab_extra_ids", "mid_level_dataset_surplus", "tiktoken_num_special_tokens"
+        )
+        if self.dataloader_type == "external":
+            lines.append("--dataloader-type external is not supported; use single or cyclic")
+        return lines + self._source_problems() + self._split_problems() + self._tokenizer_problems()
+
+    def _source_problems(self) -> list[str]:
+        per_split = changed(self, "train_data_path", "valid_data_path", "test_data_path")
+        sources = changed(self, "mock_data", "data_path", "data_args_path", "per_split_data_args_path")
+        names = [flag_name(self, name) for name in sources + per_split[:1]]
+        lines = []
+        if len(names) > 1:
+            lines.append(
+                f"{' and '.join(names)} each say what to train on; keep one (the train, valid and test paths count as one)"
+            )
+        if not names:
+            lines.append(
+                "--data-path is required, or one of --train-data-path, --data-args-path, --mock-data: the data"
+            )
+        lines += [
+            f"{flag_name(self, name)} names no data set; give at least one prefix or drop it"
+            for name in ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+            if getattr(self, name) == ()
+        ]
+        return lines
+
+    def _split_problems(self) -> list[str]:
+        if self.split is None:
+            return []
+        each = changed(self, "train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path")
+        if each:
+            return [
+                f"--split {self.split} and {flag_name(self, each[0])}: the splits have data sets of their own; drop --split"
+            ]
+        shares = split_shares(self.split)
+        if not 1 <= len(shares) <= 3 or sum(shares) <= 0 or "-" in self.split:
+            return [
+                f"--split {self.split}: expected up to three shares (training, validation, test), none negative and not all 0, "
+                "as in 969,30,1"
+            ]
+        return []
+
+    def _tokenizer_problems(self) -> list[str]:
+        kind, lines = self.tokenizer_type, []
+        needs = {
+            "NullTokenizer": ("vocab_size",),
+            "GPT2BPETokenizer": ("vocab_file", "merge_file"),
+            "ByteTokenizer": (),
+        }
+        for name in needs.get(kind, ("tokenizer_model",)) if kind is not None else ():
+            if getattr(self, name) is None:
+                lines.append(f"--tokenizer-type {kind} needs {flag_name(self, name)}; give it")
+        return lines
+
+
+def split_shares(split: str) -> tuple[float, ...]:
+    """The numbers of --split, whatever stands between them (scripts pass it with its quotes); not normalised."""
+    return tuple(float(number) for number in re.findall(r"[0-9]+\.?[0-9]*|\.[0-9]+", split))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
+from megatron.config.rules import above_zero, at_least, changed, raise_if, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,4 +60,18 @@ class LoggingConfig:
     """Level of Python's logging (10 debug, 20 info, 30 warnings). None: info."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        lines = at_least(self, 1, "log_interval", "tensorboard_log_interval", "tensorboard_queue_size")
+        lines += at_least(self, 0, "logging_level")
+        lines += above_zero(self, "peak_tflops")
+        if self.wandb_project is not None and not self.wandb_exp_name:
+            lines.append(f"--wandb-project {self.wandb_project} needs --wandb-exp-name, the name of the run; give it")
+        if self.wandb_project is None:
+            lines += [
+                f"{shown(self, name)} would be ignored without --wandb-project; add that flag or drop it"
+                for name in changed(self, "wandb_exp_name", "wandb_entity", "wandb_save_dir")
+            ]
+        return lines

@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag, parse_int_pair
+from megatron.config.rules import (
+    above_zero,
+    at_least,
+    at_most_one,
+    changed,
+    raise_if,
+    required,
+    shown,
+    whole_at_least_one,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,4 +105,153 @@ class ModelConfig:
     """Experts per token. Not supported yet."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    @property
+    def gated_linear_unit(self) -> bool:
+        """Whether the MLP multiplies by a gate."""
+        return self.swiglu or self.geglu
+
+    @property
+    def activation(self) -> str:
+        """swiglu, geglu, geglu-tanh, squared-relu, gelu or gelu-tanh."""
+        if self.swiglu:
+            return "swiglu"
+        if self.squared_relu:
+            return "squared-relu"
+        if self.geglu:
+            return "geglu-tanh" if self.openai_gelu else "geglu"
+        fused = self.bias_gelu_fusion and self.add_bias_linear
+        return "gelu-tanh" if self.openai_gelu or fused else "gelu"
+
+    @property
+    def ffn_size(self) -> int | None:
+        """Inner width of the MLP; Megatron's default where none is given."""
+        if self.ffn_hidden_size is not None or self.hidden_size is None:
+            return self.ffn_hidden_size
+        return int(8 * self.hidden_size / 3 / 64) * 64 if self.gated_linear_unit else 4 * self.hidden_size
+
+    @property
+    def head_dim(self) -> int | None:
+        """Width of one attention head."""
+        if self.kv_channels is not None or not whole_at_least_one(self.hidden_size, self.num_attention_heads):
+            return self.kv_channels
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_kv_heads(self) -> int | None:
+        """Key and value heads."""
+        return self.num_query_groups if self.group_query_attention else self.num_attention_heads
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the query, key and value projection has a bias."""
+        return self.add_bias_linear or self.add_qkv_bias
+
+    @property
+    def rotary_dims(self) -> int | None:
+        """Dimensions of a head that are rotated; 0 without rotary positions."""
+        if self.position_embedding_type != "rope" or self.head_dim is None:
+            return 0
+        return int(self.head_dim * self.rotary_percent)
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        sizes = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+        lines = required(self, *sizes)
+        lines += at_least(
+            self, 1, *sizes, "ffn_hidden_size", "kv_channels", "num_query_groups", "make_vocab_size_divisible_by",
+            "padded_vocab_size", "num_experts", "moe_router_topk",
+        )  # fmt: skip
+        lines += above_zero(
+            self, "norm_epsilon", "init_method_std", "embedding_init_method_std", "embedding_multiplier"
+        )
+        lines += [
+            f"{shown(self, name)} is not in [0, 1): it is the share of values that are dropped"
+            for name in ("hidden_dropout", "attention_dropout")
+            if not 0 <= getattr(self, name) < 1
+        ]
+        if self.padded_vocab_size is not None and not self.pad_vocab_size:
+            lines.append(f"{shown(self, 'padded_vocab_size')} and --no-pad-vocab-size contradict each other; keep one")
+        if self.gated_linear_unit and self.ffn_size == 0:
+            lines.append(
+                f"{shown(self, 'hidden_size')} with a gated MLP has no default MLP width (8/3 of it rounded down to a multiple "
+                "of 64 is 0); give --ffn-hidden-size"
+            )
+        return lines + self._attention_problems() + self._activation_problems() + self._position_problems()
+
+    def _attention_problems(self) -> list[str]:
+        lines = []
+        heads, hidden, groups = self.num_attention_heads, self.hidden_size, self.num_query_groups
+        if whole_at_least_one(hidden, heads) and self.kv_channels is None and hidden % heads:
+            lines.append(
+                f"--hidden-size {hidden} does not divide by --num-attention-heads {heads}; use --hidden-size "
+                f"{hidden // heads * heads or heads} or {-(-hidden // heads) * heads}, or give --kv-channels"
+            )
+        if self.group_query_attention and whole_at_least_one(heads, groups) and heads % groups:
+            lines.append(
+                f"--num-query-groups {groups} does not divide --num-attention-heads {heads}; use {divisors(heads)}"
+            )
+        if groups != 1 and not self.group_query_attention:
+            lines.append(
+                f"--num-query-groups {groups} would be ignored without --group-query-attention; add that flag or drop this one"
+            )
+        if self.window_size is not None:
+            left, right = self.window_size
+            if left < -1 or right not in (-1, 0):
+                lines.append(
+                    f"--window-size {left},{right}: the left side is -1 (no limit) or more, and the right side of a causal "
+                    "model is 0 or -1; use for instance 128,0"
+                )
+        if self.num_experts is not None:
+            if self.num_experts >= 1 and self.moe_router_topk > self.num_experts:
+                lines.append(
+                    f"--moe-router-topk {self.moe_router_topk} is more than --num-experts {self.num_experts}; lower it"
+                )
+            lines.append(f"--num-experts {self.num_experts}: mixture of experts is not supported yet; drop the flag")
+        return lines
+
+    def _activation_problems(self) -> list[str]:
+        lines = at_most_one(self, "each is another MLP activation", "swiglu", "geglu", "squared_relu")
+        if self.openai_gelu and (self.swiglu or self.squared_relu):
+            other = "--swiglu" if self.swiglu else "--squared-relu"
+            lines.append(f"--openai-gelu and {other}: each is another MLP activation; keep one of them")
+        return lines
+
+    def _position_problems(self) -> list[str]:
+        kind, lines = self.position_embedding_type, []
+        if kind in ("yarn", "mrope", "relative"):
+            lines.append(f"--position-embedding-type {kind} is not supported yet; use rope, learned_absolute or none")
+        if not self.add_position_embedding and kind == "learned_absolute":
+            lines.append(
+                "--no-position-embedding contradicts --position-embedding-type learned_absolute; use "
+                "--position-embedding-type rope or none"
+            )
+        if kind != "rope":
+            lines += [
+                f"{shown(self, name)} would be ignored with --position-embedding-type {kind}; add "
+                "--position-embedding-type rope or drop it"
+                for name in changed(self, "rotary_base", "rotary_percent", "rotary_interleaved", "use_rope_scaling")
+            ]
+        if changed(self, "rope_scaling_factor") and not self.use_rope_scaling:
+            lines.append(
+                f"{shown(self, 'rope_scaling_factor')} would be ignored without --use-rope-scaling; add that flag or drop it"
+            )
+        lines += above_zero(self, "rotary_base", "rope_scaling_factor")
+        if not 0 < self.rotary_percent <= 1:
+            lines.append(
+                f"--rotary-percent {self.rotary_percent} is not above 0 and up to 1, the share of a head to rotate"
+            )
+        elif kind == "rope" and self.head_dim is not None and (self.rotary_dims < 2 or self.rotary_dims % 2):
+            lines.append(
+                f"--rotary-percent {self.rotary_percent} of a head of {self.head_dim} (--kv-channels, or --hidden-size "
+                f"{self.hidden_size} / --num-attention-heads {self.num_attention_heads}) rotates {self.rotary_dims} "
+                "dimensions, which must be even and at least 2; change one of them"
+            )
+        return lines
+
+
+def divisors(number: int) -> str:
+    """The divisors of a number as a list to choose from."""
+    *most, last = [str(n) for n in range(1, number + 1) if number % n == 0]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
+from megatron.config.rules import at_least, raise_if, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,4 +62,57 @@ class ParallelConfig:
     """Minutes after which a collective that does not complete is an error."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Processes of one replica of the model."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
+
+    @property
+    def has_virtual_stages(self) -> bool:
+        """Whether a flag asks for virtual stages (a layout string may as well)."""
+        return (
+            self.num_layers_per_virtual_pipeline_stage is not None
+            or self.num_virtual_stages_per_pipeline_rank is not None
+        )
+
+    @property
+    def sharding(self) -> str:
+        """no_shard or optim, by whichever of the two flags says so."""
+        if self.data_parallel_sharding_strategy is not None:
+            return self.data_parallel_sharding_strategy
+        return "optim" if self.use_distributed_optimizer else "no_shard"
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        lines = at_least(
+            self, 1, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+            "expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+            "microbatch_group_size_per_virtual_pipeline_stage", "ddp_bucket_size", "distributed_timeout_minutes",
+        )  # fmt: skip
+        for name, what in (("context_parallel_size", "context"), ("expert_model_parallel_size", "expert")):
+            if getattr(self, name) > 1:
+                lines.append(f"{shown(self, name)}: {what} parallelism is not supported yet; use 1")
+        strategy = self.data_parallel_sharding_strategy
+        if strategy in ("optim_grads", "optim_grads_params"):
+            lines.append(
+                f"--data-parallel-sharding-strategy {strategy}: sharded gradients and parameters are not supported yet; use "
+                "optim or no_shard"
+            )
+        if strategy == "no_shard" and self.use_distributed_optimizer:
+            lines.append(
+                "--data-parallel-sharding-strategy no_shard and --use-distributed-optimizer contradict each other; keep one"
+            )
+        if self.overlap_param_gather and (self.sharding != "optim" or not self.overlap_grad_reduce):
+            lines.append(
+                "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce: without shards there is "
+                "nothing to gather; add them or drop it"
+            )
+        virtual = self.has_virtual_stages or self.pipeline_model_parallel_layout is not None
+        if self.microbatch_group_size_per_virtual_pipeline_stage is not None and not virtual:
+            lines.append(
+                f"{shown(self, 'microbatch_group_size_per_virtual_pipeline_stage')} would be ignored without virtual stages; add "
+                "--num-virtual-stages-per-pipeline-rank or drop it"
+            )
+        return lines

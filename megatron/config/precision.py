@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
+from megatron.config.rules import above_zero, at_least, raise_if, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,4 +26,23 @@ class PrecisionConfig:
     """Overflows tolerated before the dynamic loss scale is halved."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale moves."""
+        return self.fp16 and self.loss_scale is None
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        lines = above_zero(self, "loss_scale", "initial_loss_scale", "min_loss_scale")
+        lines += at_least(self, 1, "loss_scale_window", "hysteresis")
+        if self.fp16 and self.bf16:
+            lines.append("--fp16 and --bf16 contradict each other; keep one")
+        if self.loss_scale is not None and not self.fp16:
+            lines.append(f"{shown(self, 'loss_scale')} would be ignored without --fp16; add --fp16 or drop it")
+        if self.min_loss_scale > self.initial_loss_scale:
+            lines.append(
+                f"--min-loss-scale {self.min_loss_scale} is above --initial-loss-scale {self.initial_loss_scale}; lower it"
+            )
+        return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag, parse_signal
+from megatron.config.rules import at_least, changed, raise_if, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,4 +24,16 @@ class ResilienceConfig:
     """Stop when this many steps in a row were skipped because of overflow at the smallest loss scale. 0: never."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        lines = at_least(self, 1, "exit_interval", "exit_duration_in_mins")
+        lines += at_least(self, 0, "max_consecutive_skipped_iterations")
+        if changed(self, "exit_signal") and not self.exit_signal_handler:
+            lines.append(
+                f"{shown(self, 'exit_signal')} would be ignored without --exit-signal-handler; add that flag or drop it"
+            )
+        if self.exit_signal in ("SIGKILL", "SIGSTOP"):
+            lines.append(f"{shown(self, 'exit_signal')}: no process can catch it; use SIGTERM, SIGUSR1 or SIGUSR2")
+        return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
+from megatron.config.rules import at_least, raise_if, required, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,31 @@ class TrainingConfig:
     """Seed of initial weights, dropout and data order. Above 0."""
     deterministic_mode: bool = flag(False)
     """Only kernels that give the same bits every time."""
+    config: str | None = flag(None, own=True, metavar="FILE")
+    """YAML or JSON file of flags; typed flags win. Keys are flag names with - or _, nested in sections as you like."""
     check_config: bool = flag(False, own=True)
     """Stop after all checks and print what would run. Nothing is built and no process group is made."""
 
     def __post_init__(self) -> None:
-        pass
+        raise_if(self.problems())
+
+    def problems(self) -> list[str]:
+        """What is wrong with this concern by itself, a line each."""
+        lines = required(self, "micro_batch_size")
+        lines += at_least(self, 1, "micro_batch_size", "global_batch_size", "train_samples", "eval_interval", "seed")
+        lines += at_least(self, 0, "train_iters", "eval_iters")
+        if self.train_iters is not None and self.train_samples is not None:
+            lines.append(
+                f"--train-iters {self.train_iters} and --train-samples {self.train_samples} both set the length of the run; keep "
+                "one (--train-samples None takes it back)"
+            )
+        if self.train_iters is None and self.train_samples is None and not self.skip_train:
+            lines.append("--train-iters or --train-samples is required: the length of the run")
+        if self.rampup_batch_size is not None:
+            start, increment, samples = self.rampup_batch_size
+            if start < 1 or increment < 1 or samples < 1:
+                lines.append(
+                    f"{shown(self, 'rampup_batch_size')}: start, increment and samples must each be at least 1; change them or "
+                    "drop the flag"
+                )
+        return lines

@@ -1,0 +1,254 @@
+"""Rules between concerns: sizes that must divide, settings that exclude each other, lengths that must fit.
+
+Each function looks at one question and returns a line for each problem. They run on values that may already be known to
+be wrong (zero, negative, missing), which they leave to the concern's own check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megatron.config.model import divisors
+from megatron.config.rules import whole_at_least_one
+
+
+def problems(config: Any) -> list[str]:
+    """Every broken rule of a RunConfig, a line each."""
+    lines: list[str] = []
+    for check in (
+        _world,
+        _tensor_parallel,
+        _sequence,
+        _experts,
+        _pipeline,
+        _batches,
+        _lengths,
+        _warmup,
+        _origins,
+        _rest,
+    ):
+        lines.extend(check(config))
+    return lines
+
+
+def notices(values: Mapping[str, Any]) -> list[str]:
+    """Lines about given flags that another given flag leaves without effect."""
+    lines = []
+    if values.get("sequence_parallel") and values.get("tensor_model_parallel_size", 1) == 1:
+        lines.append("--sequence-parallel has no effect: --tensor-model-parallel-size is 1")
+    if not values.get("fp16"):
+        scale = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+        names = ["--" + name.replace("_", "-") for name in scale if name in values]
+        if names:
+            lines.append(f"{', '.join(names)} without effect: only --fp16 scales the loss")
+    return lines
+
+
+def _world(config: Any) -> list[str]:
+    parallel, world = config.parallel, config.world_size
+    sizes = (
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+    )
+    if world < 1 or not whole_at_least_one(*sizes) or world % parallel.model_parallel_size == 0:
+        return []
+    tensor, pipeline, context = sizes
+    needed = parallel.model_parallel_size
+    return [
+        f"--tensor-model-parallel-size {tensor} x --pipeline-model-parallel-size {pipeline} x --context-parallel-size {context} "
+        f"= {needed} does not divide the {world} processes of the run; start a multiple of {needed} processes or lower a size"
+    ]
+
+
+def _tensor_parallel(config: Any) -> list[str]:
+    tensor, model = config.parallel.tensor_model_parallel_size, config.model
+    if not whole_at_least_one(tensor) or tensor == 1:
+        return []
+    lines, name = [], f"--tensor-model-parallel-size {tensor}"
+    heads, groups, ffn = model.num_attention_heads, model.num_kv_heads, model.ffn_size
+    if whole_at_least_one(heads) and heads % tensor:
+        lines.append(f"{name} does not divide --num-attention-heads {heads}; use {divisors(heads)}")
+    elif whole_at_least_one(heads, groups) and groups % tensor and tensor % groups:
+        lines.append(
+            f"{name} and --num-query-groups {groups}: one must divide the other, so that a rank has whole groups or shares one; "
+            f"use --tensor-model-parallel-size {divisors(groups)}"
+        )
+    if whole_at_least_one(ffn) and ffn % tensor:
+        default = "" if model.ffn_hidden_size is not None else " (its default here)"
+        lines.append(f"{name} does not divide --ffn-hidden-size {ffn}{default}; change one of them")
+    vocab = config.data.vocab_size
+    if whole_at_least_one(vocab, model.padded_vocab_size or vocab, model.make_vocab_size_divisible_by):
+        try:
+            config.padded_vocab(vocab)
+        except ValueError as error:
+            lines.append(str(error))
+    return lines
+
+
+def _sequence(config: Any) -> list[str]:
+    lines, parallel = [], config.parallel
+    seq, positions = config.data.seq_length, config.model.max_position_embeddings
+    tensor, context = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    if not whole_at_least_one(seq, tensor, context):
+        return lines
+    if whole_at_least_one(positions) and seq > positions:
+        lines.append(
+            f"--seq-length {seq} is longer than --max-position-embeddings {positions}; raise --max-position-embeddings to {seq}"
+        )
+    if context > 1:
+        multiple = 2 * context * tensor
+        if seq % multiple:
+            lines.append(
+                f"--seq-length {seq} does not divide by 2 x --context-parallel-size {context} x --tensor-model-parallel-size "
+                f"{tensor} = {multiple}; use {_near(seq, multiple)}"
+            )
+    elif config.sequence_parallel and seq % tensor:
+        lines.append(
+            f"--seq-length {seq} does not divide by --tensor-model-parallel-size {tensor}, as --sequence-parallel needs; use "
+            f"{_near(seq, tensor)}, or drop --sequence-parallel"
+        )
+    return lines
+
+
+def _experts(config: Any) -> list[str]:
+    expert, experts = config.parallel.expert_model_parallel_size, config.model.num_experts
+    if expert == 1 or not whole_at_least_one(expert):
+        return []
+    if experts is None:
+        return [f"--expert-model-parallel-size {expert} needs --num-experts; drop it for a dense model"]
+    if whole_at_least_one(experts) and experts % expert:
+        return [
+            f"--expert-model-parallel-size {expert} does not divide --num-experts {experts}; use {divisors(experts)}"
+        ]
+    return []
+
+
+def _pipeline(config: Any) -> list[str]:
+    parallel = config.parallel
+    if not whole_at_least_one(config.model.num_layers, parallel.pipeline_model_parallel_size):
+        return []
+    try:
+        num_chunks = config.pipeline_layout.num_chunks
+    except ValueError as error:
+        return str(error).splitlines()
+    chosen = parallel.pipeline_schedule
+    if chosen == "interleaved" and num_chunks == 1:
+        return [
+            "--pipeline-schedule interleaved needs virtual stages; give --num-virtual-stages-per-pipeline-rank 2 or more, or use "
+            "1f1b"
+        ]
+    if chosen in ("gpipe", "1f1b") and num_chunks > 1:
+        return [
+            f"--pipeline-schedule {chosen} cannot run {num_chunks} virtual stages on each rank; use interleaved, or drop the "
+            "virtual stages"
+        ]
+    return []
+
+
+def _batches(config: Any) -> list[str]:
+    training, parallel = config.training, config.parallel
+    micro, given = training.micro_batch_size, training.global_batch_size
+    if config.world_size < 1 or not whole_at_least_one(micro, given or 1, parallel.model_parallel_size):
+        return []
+    replicas = config.data_parallel_size
+    if replicas < 1 or config.world_size % parallel.model_parallel_size:
+        return []  # said by _world
+    block = micro * replicas
+    parts = f"--micro-batch-size {micro} x data-parallel size {replicas} = {block}"
+    if given is not None and given % block:
+        return [f"--global-batch-size {given} does not divide by {parts}; use {_near(given, block)}"]
+    if training.rampup_batch_size is None or min(training.rampup_batch_size) < 1:
+        return []
+    start, increment, _ = training.rampup_batch_size
+    size, lines = config.batch_schedule.global_batch_size, []
+    name = f"--rampup-batch-size {' '.join(map(str, training.rampup_batch_size))}"
+    if start > size or (size - start) % increment:
+        return [
+            f"{name} does not reach --global-batch-size {size} from {start} in steps of {increment}; change one of them"
+        ]
+    wrong = [str(step) for step in config.batch_schedule.sizes if step % block]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        lines.append(
+            f"{name} passes through batches of {', '.join(wrong[:3])}{more}, which do not divide by {parts}; use a start and an "
+            f"increment that are multiples of {block}"
+        )
+    return lines
+
+
+def _lengths(config: Any) -> list[str]:
+    """As Megatron: everything in iterations, or everything in samples."""
+    training, optimizer, lines = config.training, config.optimizer, []
+    if training.train_samples is not None:
+        length, unit = f"--train-samples {training.train_samples}", "samples"
+        strangers = {"lr_decay_iters": None, "lr_warmup_iters": 0, "lr_wsd_decay_iters": None}
+    else:
+        length, unit = f"--train-iters {training.train_iters}", "iters"
+        strangers = {"lr_decay_samples": None, "lr_warmup_samples": 0, "lr_wsd_decay_samples": None}
+        if training.rampup_batch_size is not None:
+            lines.append(
+                f"--rampup-batch-size {' '.join(map(str, training.rampup_batch_size))} needs --train-samples instead of {length}: "
+                "with a growing batch steps do not say how much is trained on"
+            )
+    for field, default in strangers.items():
+        if getattr(optimizer, field) != default:
+            name = "--" + field.replace("_", "-")
+            other = name.rsplit("-", 1)[0] + "-" + unit
+            lines.append(f"{name} {getattr(optimizer, field)} does not go with {length}; use {other}")
+    return lines
+
+
+def _warmup(config: Any) -> list[str]:
+    training, optimizer = config.training, config.optimizer
+    if optimizer.lr is None and not training.skip_train:
+        return ["--lr is required"]
+    fields = (training.train_samples, training.train_iters, optimizer.lr_decay_iters, optimizer.lr_decay_samples)
+    if training.train_samples is not None:
+        warmup, name = optimizer.lr_warmup_samples, "--lr-warmup-samples"
+        decay, decay_name = optimizer.lr_decay_samples, "--lr-decay-samples"
+        length, length_name = training.train_samples, "--train-samples"
+    else:
+        warmup, name = optimizer.lr_warmup_iters, "--lr-warmup-iters"
+        decay, decay_name = optimizer.lr_decay_iters, "--lr-decay-iters"
+        length, length_name = training.train_iters, "--train-iters"
+    if decay is None:
+        decay, decay_name = length, length_name
+    if decay is None or any(value is not None and value < 1 for value in fields):
+        return []
+    lines = []
+    if warmup > 0 and warmup >= decay:
+        lines.append(
+            f"{name} {warmup} is not shorter than {decay_name} {decay}: the learning rate would never decay; shorten the warm-up "
+            "or lengthen the decay"
+        )
+    unit = "samples" if training.train_samples is not None else "iters"
+    wsd = optimizer.lr_wsd_decay_samples if unit == "samples" else optimizer.lr_wsd_decay_iters
+    if optimizer.lr_decay_style == "WSD" and wsd is not None and wsd > decay - max(warmup, 0):
+        lines.append(
+            f"--lr-wsd-decay-{unit} {wsd} is longer than {decay_name} {decay} less the warm-up of {warmup}; shorten it"
+        )
+    return lines
+
+
+def _origins(config: Any) -> list[str]:
+    """A flag given with its default value is still a wish."""
+    given = config.origin("num_query_groups") in ("typed", "file")
+    if given and not config.model.group_query_attention and config.model.num_query_groups == 1:
+        return ["--num-query-groups 1 would be ignored without --group-query-attention; add that flag or drop this one"]
+    return []
+
+
+def _rest(config: Any) -> list[str]:
+    lines = []
+    if config.logging.log_progress and config.checkpoint.save is None:
+        lines.append("--log-progress needs --save, where progress.txt is written; give it or drop --log-progress")
+    if config.world_size < 1:
+        lines.append(f"the run has {config.world_size} processes; it needs at least 1")
+    return lines
+
+
+def _near(value: int, multiple: int) -> str:
+    below, above = value // multiple * multiple, -(-value // multiple) * multiple
+    return f"{below} or {above}" if below else str(above)
