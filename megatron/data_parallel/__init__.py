@@ -1,1 +1,1 @@
-"""Data parallelism on one bucket: who keeps which part of parameters, gradients and optimizer state, and when they talk."""
+"""Data parallelism on one bucket: who keeps which part of parameters, gradients and optimizer state."""

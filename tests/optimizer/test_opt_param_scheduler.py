@@ -113,7 +113,8 @@ def test_a_longer_run_needs_no_flag_when_the_decay_is_as_long_as_the_run():
 def test_reads_the_state_that_megatron_writes():
     megatron = {
         "max_lr": 0.003, "lr_warmup_steps": 0, "num_steps": 24, "lr_decay_style": "constant",
-        "lr_decay_steps": 24, "min_lr": 0.0, "start_wd": 0.01, "end_wd": 0.01, "wd_incr_style": "constant", "wd_incr_steps": 24,
+        "lr_decay_steps": 24, "min_lr": 0.0, "start_wd": 0.01, "end_wd": 0.01,
+        "wd_incr_style": "constant", "wd_incr_steps": 24,
     }  # fmt: skip
     second = scheduler()
     assert second.load_state_dict(megatron) == [] and second.num_steps == 24
