@@ -61,7 +61,8 @@ class CheckpointConfig:
             and (not whole_at_least_one(interval) or retain % interval)
         ):
             lines.append(
-                f"--save-retain-interval {retain} is not a multiple of --save-interval {interval}: no such checkpoint would be "
+                f"--save-retain-interval {retain} is not a multiple of --save-interval {interval}: no such checkpoint "
+                "would be "
                 "written; change one of them"
             )
         if self.load is None:

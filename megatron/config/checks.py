@@ -57,8 +57,10 @@ def _world(config: Any) -> list[str]:
     tensor, pipeline, context = sizes
     needed = parallel.model_parallel_size
     return [
-        f"--tensor-model-parallel-size {tensor} x --pipeline-model-parallel-size {pipeline} x --context-parallel-size {context} "
-        f"= {needed} does not divide the {world} processes of the run; start a multiple of {needed} processes or lower a size"
+        f"--tensor-model-parallel-size {tensor} x --pipeline-model-parallel-size {pipeline} x --context-parallel-size "
+        f"{context} "
+        f"= {needed} does not divide the {world} processes of the run; start a multiple of {needed} processes or "
+        "lower a size"
     ]
 
 
@@ -72,7 +74,8 @@ def _tensor_parallel(config: Any) -> list[str]:
         lines.append(f"{name} does not divide --num-attention-heads {heads}; use {divisors(heads)}")
     elif whole_at_least_one(heads, groups) and groups % tensor and tensor % groups:
         lines.append(
-            f"{name} and --num-query-groups {groups}: one must divide the other, so that a rank has whole groups or shares one; "
+            f"{name} and --num-query-groups {groups}: one must divide the other, so that a rank has whole groups or "
+            "shares one; "
             f"use --tensor-model-parallel-size {divisors(groups)}"
         )
     if whole_at_least_one(ffn) and ffn % tensor:
@@ -95,18 +98,21 @@ def _sequence(config: Any) -> list[str]:
         return lines
     if whole_at_least_one(positions) and seq > positions:
         lines.append(
-            f"--seq-length {seq} is longer than --max-position-embeddings {positions}; raise --max-position-embeddings to {seq}"
+            f"--seq-length {seq} is longer than --max-position-embeddings {positions}; raise "
+            f"--max-position-embeddings to {seq}"
         )
     if context > 1:
         multiple = 2 * context * tensor
         if seq % multiple:
             lines.append(
-                f"--seq-length {seq} does not divide by 2 x --context-parallel-size {context} x --tensor-model-parallel-size "
+                f"--seq-length {seq} does not divide by 2 x --context-parallel-size {context} x "
+                "--tensor-model-parallel-size "
                 f"{tensor} = {multiple}; use {_near(seq, multiple)}"
             )
     elif config.sequence_parallel and seq % tensor:
         lines.append(
-            f"--seq-length {seq} does not divide by --tensor-model-parallel-size {tensor}, as --sequence-parallel needs; use "
+            f"--seq-length {seq} does not divide by --tensor-model-parallel-size {tensor}, as --sequence-parallel "
+            "needs; use "
             f"{_near(seq, tensor)}, or drop --sequence-parallel"
         )
     return lines
@@ -136,12 +142,14 @@ def _pipeline(config: Any) -> list[str]:
     chosen = parallel.pipeline_schedule
     if chosen == "interleaved" and num_chunks == 1:
         return [
-            "--pipeline-schedule interleaved needs virtual stages; give --num-virtual-stages-per-pipeline-rank 2 or more, or use "
+            "--pipeline-schedule interleaved needs virtual stages; give --num-virtual-stages-per-pipeline-rank 2 or "
+            "more, or use "
             "1f1b"
         ]
     if chosen in ("gpipe", "1f1b") and num_chunks > 1:
         return [
-            f"--pipeline-schedule {chosen} cannot run {num_chunks} virtual stages on each rank; use interleaved, or drop the "
+            f"--pipeline-schedule {chosen} cannot run {num_chunks} virtual stages on each rank; use interleaved, or "
+            "drop the "
             "virtual stages"
         ]
     return []
@@ -172,7 +180,8 @@ def _batches(config: Any) -> list[str]:
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         lines.append(
-            f"{name} passes through batches of {', '.join(wrong[:3])}{more}, which do not divide by {parts}; use a start and an "
+            f"{name} passes through batches of {', '.join(wrong[:3])}{more}, which do not divide by {parts}; use a "
+            "start and an "
             f"increment that are multiples of {block}"
         )
     return lines
@@ -189,7 +198,8 @@ def _lengths(config: Any) -> list[str]:
         strangers = {"lr_decay_samples": None, "lr_warmup_samples": 0, "lr_wsd_decay_samples": None}
         if training.rampup_batch_size is not None:
             lines.append(
-                f"--rampup-batch-size {' '.join(map(str, training.rampup_batch_size))} needs --train-samples instead of {length}: "
+                f"--rampup-batch-size {' '.join(map(str, training.rampup_batch_size))} needs --train-samples instead "
+                f"of {length}: "
                 "with a growing batch steps do not say how much is trained on"
             )
     for field, default in strangers.items():
@@ -220,7 +230,8 @@ def _warmup(config: Any) -> list[str]:
     lines = []
     if warmup > 0 and warmup >= decay:
         lines.append(
-            f"{name} {warmup} is not shorter than {decay_name} {decay}: the learning rate would never decay; shorten the warm-up "
+            f"{name} {warmup} is not shorter than {decay_name} {decay}: the learning rate would never decay; shorten "
+            "the warm-up "
             "or lengthen the decay"
         )
     unit = "samples" if training.train_samples is not None else "iters"

@@ -137,9 +137,14 @@ def _add(group: Any, option: Option, reading: Reading, text: str | None) -> None
             )
         return
     group.add_argument(
-        *option.names, action=_ValueAction, nargs=option.nargs, metavar=metavar(option), help=text, option=option,
+        *option.names,
+        action=_ValueAction,
+        nargs=option.nargs,
+        metavar=metavar(option),
+        help=text,
+        option=option,
         reading=reading,
-    )  # fmt: skip
+    )
 
 
 class _SwitchAction(argparse.Action):

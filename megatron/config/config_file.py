@@ -1,7 +1,7 @@
 """A YAML (or JSON) file of flags -> the words that would say the same on a command line.
 
-Keys are flag names with - or _, with or without the leading dashes; they may be nested in sections of any name. The words
-go through the same reader as typed ones, so the same spellings are accepted and refused.
+Keys are flag names with - or _, with or without the leading dashes; they may be nested in sections of any name. The
+words go through the same reader as typed ones, so the same spellings are accepted and refused.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ class DataConfig:
         lines = []
         if len(names) > 1:
             lines.append(
-                f"{' and '.join(names)} each say what to train on; keep one (the train, valid and test paths count as one)"
+                f"{' and '.join(names)} each say what to train on; keep one (the train, valid and test paths count as "
+                "one)"
             )
         if not names:
             lines.append(
@@ -125,12 +126,14 @@ class DataConfig:
         each = changed(self, "train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path")
         if each:
             return [
-                f"--split {self.split} and {flag_name(self, each[0])}: the splits have data sets of their own; drop --split"
+                f"--split {self.split} and {flag_name(self, each[0])}: the splits have data sets of their own; drop "
+                "--split"
             ]
         shares = split_shares(self.split)
         if not 1 <= len(shares) <= 3 or sum(shares) <= 0 or "-" in self.split:
             return [
-                f"--split {self.split}: expected up to three shares (training, validation, test), none negative and not all 0, "
+                f"--split {self.split}: expected up to three shares (training, validation, test), none negative and "
+                "not all 0, "
                 "as in 969,30,1"
             ]
         return []

@@ -2,7 +2,8 @@
 
 The field's name is Megatron's `dest`; the flag is derived from it unless the field spells it out. The string under a
 field is its help. A boolean whose default is true is switched off by its flag (`--disable-bias-linear`), and every
-boolean has a spelling that takes the flag back, so that a later word on the command line can always undo an earlier one.
+boolean has a spelling that takes the flag back, so that a later word on the command line can always undo an earlier
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import signal
 import textwrap
 import types
 import typing
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 
 class ConfigError(ValueError):
@@ -85,7 +87,7 @@ class Option(NamedTuple):
         return f"{self.names[0]} {value}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def options(concern: type) -> tuple[Option, ...]:
     """The flags of a configuration dataclass, in the order of its fields."""
     hints = typing.get_type_hints(concern)

@@ -40,7 +40,7 @@ class ModelConfig:
     """Normalise queries and keys per head before the dot product."""
     window_size: tuple[int, ...] | None = flag(None, parse=parse_int_pair, metavar="LEFT,RIGHT")
     """Sliding-window attention: how many tokens each query sees to its left and right. -1 means no limit; the model is
-    causal, so the right side is 0 or -1. Write --window-size=-1,0 when the first number is negative. None: no window."""
+    causal, so the right side is 0 or -1. None: no window."""
     add_bias_linear: bool = flag(True, names=("--disable-bias-linear",))
     """Leave out the bias of every linear layer."""
     swiglu: bool = flag(False)
@@ -65,7 +65,7 @@ class ModelConfig:
     )
     """How tokens know where they are. yarn, mrope and relative are not supported yet."""
     add_position_embedding: bool = flag(True, names=("--no-position-embedding",))
-    """Old spelling that goes with --position-embedding-type rope or none, where it changes nothing; refused elsewhere."""
+    """Old spelling that goes with --position-embedding-type rope or none, and changes nothing there."""
     max_position_embeddings: int | None = flag(None)
     """Largest position the model is made for; at least the sequence length. Required."""
     rotary_base: int = flag(10000)
@@ -96,7 +96,8 @@ class ModelConfig:
     attention_dropout: float = flag(0.1)
     """Dropout of attention probabilities, at least 0 and below 1."""
     init_method_std: float = flag(0.02)
-    """Standard deviation of initial weights; projections into the residual stream get it divided by sqrt(2 x layers)."""
+    """Standard deviation of initial weights; projections into the residual stream get it divided by
+    sqrt(2 x layers)."""
     embedding_init_method_std: float | None = flag(None)
     """Standard deviation of the initial word and position embeddings. None: --init-method-std."""
     num_experts: int | None = flag(None)
@@ -160,9 +161,17 @@ class ModelConfig:
         sizes = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
         lines = required(self, *sizes)
         lines += at_least(
-            self, 1, *sizes, "ffn_hidden_size", "kv_channels", "num_query_groups", "make_vocab_size_divisible_by",
-            "padded_vocab_size", "num_experts", "moe_router_topk",
-        )  # fmt: skip
+            self,
+            1,
+            *sizes,
+            "ffn_hidden_size",
+            "kv_channels",
+            "num_query_groups",
+            "make_vocab_size_divisible_by",
+            "padded_vocab_size",
+            "num_experts",
+            "moe_router_topk",
+        )
         lines += above_zero(
             self, "norm_epsilon", "init_method_std", "embedding_init_method_std", "embedding_multiplier"
         )
@@ -175,7 +184,8 @@ class ModelConfig:
             lines.append(f"{shown(self, 'padded_vocab_size')} and --no-pad-vocab-size contradict each other; keep one")
         if self.gated_linear_unit and self.ffn_size == 0:
             lines.append(
-                f"{shown(self, 'hidden_size')} with a gated MLP has no default MLP width (8/3 of it rounded down to a multiple "
+                f"{shown(self, 'hidden_size')} with a gated MLP has no default MLP width (8/3 of it rounded down to a "
+                "multiple "
                 "of 64 is 0); give --ffn-hidden-size"
             )
         return lines + self._attention_problems() + self._activation_problems() + self._position_problems()
@@ -194,13 +204,15 @@ class ModelConfig:
             )
         if groups != 1 and not self.group_query_attention:
             lines.append(
-                f"--num-query-groups {groups} would be ignored without --group-query-attention; add that flag or drop this one"
+                f"--num-query-groups {groups} would be ignored without --group-query-attention; add that flag or drop "
+                "this one"
             )
         if self.window_size is not None:
             left, right = self.window_size
             if left < -1 or right not in (-1, 0):
                 lines.append(
-                    f"--window-size {left},{right}: the left side is -1 (no limit) or more, and the right side of a causal "
+                    f"--window-size {left},{right}: the left side is -1 (no limit) or more, and the right side of a "
+                    "causal "
                     "model is 0 or -1; use for instance 128,0"
                 )
         if self.num_experts is not None:
@@ -235,7 +247,8 @@ class ModelConfig:
             ]
         if changed(self, "rope_scaling_factor") and not self.use_rope_scaling:
             lines.append(
-                f"{shown(self, 'rope_scaling_factor')} would be ignored without --use-rope-scaling; add that flag or drop it"
+                f"{shown(self, 'rope_scaling_factor')} would be ignored without --use-rope-scaling; add that flag or "
+                "drop it"
             )
         lines += above_zero(self, "rotary_base", "rope_scaling_factor")
         if not 0 < self.rotary_percent <= 1:

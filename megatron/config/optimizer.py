@@ -81,9 +81,18 @@ class OptimizerConfig:
     def problems(self) -> list[str]:
         """What is wrong with this concern by itself, a line each."""
         lines = at_least(
-            self, 0, "clip_grad", "min_lr", "decoupled_min_lr", "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_init",
-            "weight_decay", "start_weight_decay", "end_weight_decay",
-        )  # fmt: skip
+            self,
+            0,
+            "clip_grad",
+            "min_lr",
+            "decoupled_min_lr",
+            "lr_warmup_iters",
+            "lr_warmup_samples",
+            "lr_warmup_init",
+            "weight_decay",
+            "start_weight_decay",
+            "end_weight_decay",
+        )
         lines += at_least(self, 1, "lr_decay_iters", "lr_decay_samples", "lr_wsd_decay_iters", "lr_wsd_decay_samples")
         lines += above_zero(self, "lr", "decoupled_lr", "adam_eps")
         lines += [
@@ -97,7 +106,8 @@ class OptimizerConfig:
             )
         if self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler:
             lines.append(
-                "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler contradict each other; keep one"
+                "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler contradict each other; keep "
+                "one"
             )
         return lines + self._rate_problems() + self._decay_problems()
 
@@ -119,11 +129,13 @@ class OptimizerConfig:
         if self.lr_warmup_fraction is not None:
             if not 0 <= self.lr_warmup_fraction < 1:
                 lines.append(
-                    f"--lr-warmup-fraction {self.lr_warmup_fraction} is not in [0, 1): it is a share of the decay period"
+                    f"--lr-warmup-fraction {self.lr_warmup_fraction} is not in [0, 1): it is a share of the decay "
+                    "period"
                 )
             for name in changed(self, "lr_warmup_iters", "lr_warmup_samples"):
                 lines.append(
-                    f"--lr-warmup-fraction {self.lr_warmup_fraction} and {shown(self, name)} both set the warm-up; keep one"
+                    f"--lr-warmup-fraction {self.lr_warmup_fraction} and {shown(self, name)} both set the warm-up; "
+                    "keep one"
                 )
         return lines
 
@@ -143,7 +155,8 @@ class OptimizerConfig:
         start, end = self.start_weight_decay, self.end_weight_decay
         if self.weight_decay_incr_style == "constant":
             lines += [
-                f"{shown(self, name)} needs --weight-decay-incr-style linear or cosine; with constant give --weight-decay alone"
+                f"{shown(self, name)} needs --weight-decay-incr-style linear or cosine; with constant give "
+                "--weight-decay alone"
                 for name in changed(self, "start_weight_decay", "end_weight_decay")
             ]
         elif start is None or end is None:
@@ -153,6 +166,7 @@ class OptimizerConfig:
             )
         elif start > end:
             lines.append(
-                f"--start-weight-decay {start} is above --end-weight-decay {end}; weight decay can only grow, so swap or equal them"
+                f"--start-weight-decay {start} is above --end-weight-decay {end}; weight decay can only grow, so swap "
+                "or equal them"
             )
         return lines

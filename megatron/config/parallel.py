@@ -38,7 +38,8 @@ class ParallelConfig:
     account_for_loss_in_pipeline_split: bool = flag(False)
     """Count the output layer and loss as one layer when layers are dealt to stages."""
     pipeline_model_parallel_layout: str | None = flag(None)
-    """The stages spelled out: E embedding, t layer, L loss, | next stage, (..)*n or t*n repeats, as in "Et*3|(tt|)*2L"."""
+    """The stages spelled out: E embedding, t layer, L loss, | next stage, (..)*n or t*n repeats, as in
+    Et*3|(tt|)*2L."""
     use_tp_pp_dp_mapping: bool = flag(False)
     """Rank order tensor, pipeline, data instead of tensor, data, pipeline (fastest first)."""
     use_distributed_optimizer: bool = flag(False)
@@ -87,32 +88,44 @@ class ParallelConfig:
     def problems(self) -> list[str]:
         """What is wrong with this concern by itself, a line each."""
         lines = at_least(
-            self, 1, "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
-            "expert_model_parallel_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
-            "microbatch_group_size_per_virtual_pipeline_stage", "ddp_bucket_size", "distributed_timeout_minutes",
-        )  # fmt: skip
+            self,
+            1,
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+            "expert_model_parallel_size",
+            "num_layers_per_virtual_pipeline_stage",
+            "num_virtual_stages_per_pipeline_rank",
+            "microbatch_group_size_per_virtual_pipeline_stage",
+            "ddp_bucket_size",
+            "distributed_timeout_minutes",
+        )
         for name, what in (("context_parallel_size", "context"), ("expert_model_parallel_size", "expert")):
             if getattr(self, name) > 1:
                 lines.append(f"{shown(self, name)}: {what} parallelism is not supported yet; use 1")
         strategy = self.data_parallel_sharding_strategy
         if strategy in ("optim_grads", "optim_grads_params"):
             lines.append(
-                f"--data-parallel-sharding-strategy {strategy}: sharded gradients and parameters are not supported yet; use "
+                f"--data-parallel-sharding-strategy {strategy}: sharded gradients and parameters are not supported "
+                "yet; use "
                 "optim or no_shard"
             )
         if strategy == "no_shard" and self.use_distributed_optimizer:
             lines.append(
-                "--data-parallel-sharding-strategy no_shard and --use-distributed-optimizer contradict each other; keep one"
+                "--data-parallel-sharding-strategy no_shard and --use-distributed-optimizer contradict each other; "
+                "keep one"
             )
         if self.overlap_param_gather and (self.sharding != "optim" or not self.overlap_grad_reduce):
             lines.append(
-                "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce: without shards there is "
+                "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce: without shards "
+                "there is "
                 "nothing to gather; add them or drop it"
             )
         virtual = self.has_virtual_stages or self.pipeline_model_parallel_layout is not None
         if self.microbatch_group_size_per_virtual_pipeline_stage is not None and not virtual:
             lines.append(
-                f"{shown(self, 'microbatch_group_size_per_virtual_pipeline_stage')} would be ignored without virtual stages; add "
+                f"{shown(self, 'microbatch_group_size_per_virtual_pipeline_stage')} would be ignored without virtual "
+                "stages; add "
                 "--num-virtual-stages-per-pipeline-rank or drop it"
             )
         return lines

@@ -43,6 +43,7 @@ class PrecisionConfig:
             lines.append(f"{shown(self, 'loss_scale')} would be ignored without --fp16; add --fp16 or drop it")
         if self.min_loss_scale > self.initial_loss_scale:
             lines.append(
-                f"--min-loss-scale {self.min_loss_scale} is above --initial-loss-scale {self.initial_loss_scale}; lower it"
+                f"--min-loss-scale {self.min_loss_scale} is above --initial-loss-scale {self.initial_loss_scale}; "
+                "lower it"
             )
         return lines

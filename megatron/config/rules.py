@@ -1,4 +1,4 @@
-"""The sentences that several concerns say: a required flag, a number below its least value, flags that exclude each other."""
+"""The rules that several concerns share: a required flag, a number below its least value, flags that exclude another."""
 
 from __future__ import annotations
 

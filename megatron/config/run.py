@@ -123,7 +123,8 @@ class RunConfig:
             padded = self.model.padded_vocab_size
             if padded < vocab_size or padded % tensor:
                 raise ValueError(
-                    f"--padded-vocab-size {padded} must be at least the vocabulary of {vocab_size} tokens and divide by "
+                    f"--padded-vocab-size {padded} must be at least the vocabulary of {vocab_size} tokens and divide "
+                    "by "
                     f"--tensor-model-parallel-size {tensor}; use {-(-vocab_size // tensor) * tensor} or more"
                 )
             return padded
@@ -276,9 +277,9 @@ def parse(
 ) -> RunConfig:
     """The configuration that `argv` asks for, checked; ConfigError holds every problem found.
 
-    extra_configs: dataclasses of `flag` fields that a fork adds. read_stored: called under --use-checkpoint-args, returns
-    what `to_dict` stored in the checkpoint that --load names, or None when there is none; ValueError and OSError become
-    problems. fallback: field -> value, in place of defaults.
+    extra_configs: dataclasses of `flag` fields that a fork adds. read_stored: called under --use-checkpoint-args,
+    returns what `to_dict` stored in the checkpoint that --load names, or None when there is none; ValueError and OSError
+    become problems. fallback: field -> value, in place of defaults.
     """
     concerns = (*CONCERNS.values(), *extra_configs)
     typed = read_words(argv, concerns)

@@ -19,7 +19,7 @@ TOKENIZER_FIELDS = tuple(
     for option in options(DataConfig)
     if option.field.startswith(("tokenizer", "vocab", "merge", "tiktoken", "null_tokenizer"))
 )
-# Of the model's fields these do not define the function of the weights: a typed value simply wins, the padding is redone.
+# Of the model's fields these do not define the function of the weights: a typed value wins, padding is redone.
 FREE_MODEL_FIELDS = frozenset(
     "hidden_dropout attention_dropout init_method_std embedding_init_method_std mask_vocab_padding "
     "make_vocab_size_divisible_by pad_vocab_size padded_vocab_size".split()

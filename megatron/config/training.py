@@ -21,8 +21,8 @@ class TrainingConfig:
     train_samples: int | None = flag(None)
     """Sequences of the whole run. Exactly one of --train-iters and --train-samples."""
     calculate_per_token_loss: bool = flag(True, names=("--no-calculate-per-token-loss",), own=True)
-    """Average the loss within each microbatch, then over microbatches and replicas, as Megatron does by default. Without
-    this flag every unmasked token of the global batch weighs the same."""
+    """Average the loss within each microbatch, then over microbatches and replicas, as Megatron does by default.
+    Without this flag every unmasked token of the global batch weighs the same."""
     eval_interval: int | None = flag(None)
     """Steps between evaluations on the validation set. None: no evaluation while training."""
     eval_iters: int = flag(100)
@@ -48,7 +48,8 @@ class TrainingConfig:
         lines += at_least(self, 0, "train_iters", "eval_iters")
         if self.train_iters is not None and self.train_samples is not None:
             lines.append(
-                f"--train-iters {self.train_iters} and --train-samples {self.train_samples} both set the length of the run; keep "
+                f"--train-iters {self.train_iters} and --train-samples {self.train_samples} both set the length of "
+                "the run; keep "
                 "one (--train-samples None takes it back)"
             )
         if self.train_iters is None and self.train_samples is None and not self.skip_train:
@@ -57,7 +58,8 @@ class TrainingConfig:
             start, increment, samples = self.rampup_batch_size
             if start < 1 or increment < 1 or samples < 1:
                 lines.append(
-                    f"{shown(self, 'rampup_batch_size')}: start, increment and samples must each be at least 1; change them or "
+                    f"{shown(self, 'rampup_batch_size')}: start, increment and samples must each be at least 1; "
+                    "change them or "
                     "drop the flag"
                 )
         return lines
