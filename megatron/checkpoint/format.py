@@ -77,7 +77,7 @@ class Item:
     nbytes: int
     crc: tuple[int, ...]
     """CRC-32 of each `block` bytes of the item."""
-    block: int = BLOCK_BYTES
+    block: int
     file: str = ""
     """Data file, relative to the checkpoint."""
 

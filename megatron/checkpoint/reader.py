@@ -187,7 +187,7 @@ class Checkpoint:
             )
 
     def _copy(self, item: Item, box: Box, out: torch.Tensor) -> None:
-        """Copy `box`, counted from the item's corner, into `out`; cut so that gaps are skipped and memory is bounded."""
+        """Copy `box`, counted from the item's corner, into `out`; cut to skip gaps and bound memory."""
         first, last = flat_span(item.box.size, box)
         dtype = getattr(torch, item.dtype)
         dim = next((d for d, size in enumerate(box.size) if size > 1), None)

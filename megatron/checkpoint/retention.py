@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.checkpoint.catalog import STEP, Step, list_steps
-from megatron.checkpoint.format import TRASH, fsync_directory, step_name
+from megatron.checkpoint.format import TRACKER, TRASH, fsync_directory, step_name
 
 UNFINISHED = re.compile(r"iter_\d{7,}\.tmp-\w+")
 
@@ -72,4 +72,6 @@ def prepare_save_directory(directory: str | Path, log: Callable[[str], None] = p
         elif UNFINISHED.fullmatch(entry.name):
             log(f"deleting {entry}: left by an interrupted save")
             discard(entry)
+        elif entry.name.startswith(f"{TRACKER}.tmp-"):
+            entry.unlink()
     shutil.rmtree(directory / TRASH, ignore_errors=True)

@@ -120,4 +120,5 @@ def _write_item(file: _DataFile, piece: Piece, box: Box, view: torch.Tensor) -> 
         at=at,
         nbytes=content.nbytes,
         crc=crc,
+        block=BLOCK_BYTES,
     )
