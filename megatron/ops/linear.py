@@ -1,0 +1,88 @@
+"""The matrix products of linear layers behind one seam, so that another implementation replaces them all at once.
+
+A backend works on local 2-D tensors and knows no communication: x [n, in], weight [out, in], y [n, out], g = dL/dy
+[n, out]. `LINEAR_BACKENDS` maps the value of --transformer-impl to a factory (device, params dtype) -> backend; a
+variant adds an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional as F
+
+from megatron.ops.compute_dtype import matmul_dtype
+
+
+class LinearBackend(Protocol):
+    """The three products of a linear layer."""
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x @ weight^T + bias."""
+
+    def dgrad(self, g: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """g @ weight: the gradient of x."""
+
+    def wgrad(self, g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """g^T @ x: the gradient of the weight."""
+
+
+class LocalLinear:
+    """torch's own matrix products, operands widened to `compute_dtype` and results rounded back where it differs."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self.dtype = dtype
+        self.compute_dtype = matmul_dtype(dtype, device)
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `LinearBackend.forward`."""
+        wide = self.compute_dtype
+        bias = bias if bias is None else bias.to(wide)
+        return F.linear(x.to(wide), weight.to(wide), bias).to(self.dtype)
+
+    def dgrad(self, g: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """See `LinearBackend.dgrad`."""
+        return (g.to(self.compute_dtype) @ weight.to(self.compute_dtype)).to(self.dtype)
+
+    def wgrad(self, g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """See `LinearBackend.wgrad`."""
+        return (g.to(self.compute_dtype).t() @ x.to(self.compute_dtype)).to(self.dtype)
+
+
+LINEAR_BACKENDS: dict[str, Callable[[torch.device, torch.dtype], LinearBackend]] = {"local": LocalLinear}
+
+
+def linear_backend(name: str, device: torch.device, dtype: torch.dtype) -> LinearBackend:
+    """The backend registered under `name`; ValueError naming --transformer-impl if there is none."""
+    if name not in LINEAR_BACKENDS:
+        raise ValueError(f"--transformer-impl {name} is not available here; available: {', '.join(LINEAR_BACKENDS)}")
+    return LINEAR_BACKENDS[name](device, dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b on local tensors of any leading shape; saves x and W."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, backend: LinearBackend
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.backend = backend
+        ctx.has_bias = bias is not None
+        return backend.forward(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = g.flatten(0, -2)
+        dx = ctx.backend.dgrad(rows, weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        dw = ctx.backend.wgrad(rows, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+        db = rows.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return dx, dw, db, None
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, backend: LinearBackend) -> torch.Tensor:
+    """x [..., in], weight [out, in], bias [out] -> [..., out], differentiable, through `backend`."""
+    return _Linear.apply(x, weight, bias, backend)
