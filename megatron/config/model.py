@@ -63,7 +63,7 @@ class ModelConfig:
     position_embedding_type: str = flag(
         "learned_absolute", choices=("learned_absolute", "rope", "yarn", "mrope", "relative", "none")
     )
-    """How tokens know where they are. yarn, mrope and relative are not supported yet."""
+    """How tokens know where they are. yarn, mrope and relative are not yet supported."""
     add_position_embedding: bool = flag(True, names=("--no-position-embedding",))
     """Old spelling that goes with --position-embedding-type rope or none, and changes nothing there."""
     max_position_embeddings: int | None = flag(None)
@@ -220,7 +220,7 @@ class ModelConfig:
                 lines.append(
                     f"--moe-router-topk {self.moe_router_topk} is more than --num-experts {self.num_experts}; lower it"
                 )
-            lines.append(f"--num-experts {self.num_experts}: mixture of experts is not supported yet; drop the flag")
+            lines.append(f"--num-experts {self.num_experts}: mixture of experts is not yet supported; drop the flag")
         return lines
 
     def _activation_problems(self) -> list[str]:
@@ -233,7 +233,7 @@ class ModelConfig:
     def _position_problems(self) -> list[str]:
         kind, lines = self.position_embedding_type, []
         if kind in ("yarn", "mrope", "relative"):
-            lines.append(f"--position-embedding-type {kind} is not supported yet; use rope, learned_absolute or none")
+            lines.append(f"--position-embedding-type {kind} is not yet supported; use rope, learned_absolute or none")
         if not self.add_position_embedding and kind == "learned_absolute":
             lines.append(
                 "--no-position-embedding contradicts --position-embedding-type learned_absolute; use "

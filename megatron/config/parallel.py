@@ -15,9 +15,9 @@ class ParallelConfig:
     pipeline_model_parallel_size: int = flag(1)
     """Processes that share the layers, one stage each."""
     context_parallel_size: int = flag(1)
-    """Processes that share each sequence. Only 1 is supported yet."""
+    """Processes that share each sequence. Above 1 not yet supported."""
     expert_model_parallel_size: int = flag(1)
-    """Processes that share the experts. Only 1 is supported yet."""
+    """Processes that share the experts. Above 1 not yet supported."""
     sequence_parallel: bool = flag(False)
     """Keep activations outside the matrices sharded along the sequence over the tensor-parallel group. Without effect
     when the tensor-parallel size is 1."""
@@ -48,7 +48,7 @@ class ParallelConfig:
         None, choices=("no_shard", "optim", "optim_grads", "optim_grads_params")
     )
     """What data-parallel ranks shard: nothing or optimizer states (= --use-distributed-optimizer). None: as that flag
-    says. Gradients and parameters are not supported yet."""
+    says. Gradients and parameters are not yet supported."""
     overlap_grad_reduce: bool = flag(False)
     """Reduce each bucket of gradients while the backward pass goes on."""
     overlap_param_gather: bool = flag(False)
@@ -102,7 +102,7 @@ class ParallelConfig:
         )
         for name, what in (("context_parallel_size", "context"), ("expert_model_parallel_size", "expert")):
             if getattr(self, name) > 1:
-                lines.append(f"{shown(self, name)}: {what} parallelism is not supported yet; use 1")
+                lines.append(f"{shown(self, name)}: {what} parallelism is not yet supported; use 1")
         strategy = self.data_parallel_sharding_strategy
         if strategy in ("optim_grads", "optim_grads_params"):
             lines.append(

@@ -1,4 +1,4 @@
-"""The rules that several concerns share: a required flag, a number below its least value, flags that exclude another."""
+"""Rules that concerns share: a required flag, a number below its least value, flags that exclude others."""
 
 from __future__ import annotations
 

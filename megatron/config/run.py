@@ -278,8 +278,8 @@ def parse(
     """The configuration that `argv` asks for, checked; ConfigError holds every problem found.
 
     extra_configs: dataclasses of `flag` fields that a fork adds. read_stored: called under --use-checkpoint-args,
-    returns what `to_dict` stored in the checkpoint that --load names, or None when there is none; ValueError and OSError
-    become problems. fallback: field -> value, in place of defaults.
+    returns what `to_dict` stored in the checkpoint that --load names, or None when there is none; ValueError and
+    OSError become problems. fallback: field -> value, in place of defaults.
     """
     concerns = (*CONCERNS.values(), *extra_configs)
     typed = read_words(argv, concerns)
