@@ -206,9 +206,7 @@ class SplitBuilder:
         return BlendedDataset(datasets, weights, draws, self.cache)
 
 
-def build_splits(
-    plan: DataPlan, sizes: Sequence[int | None]
-) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
+def build_splits(plan: DataPlan, sizes: Sequence[int | None]) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
     """Builds what the plan says. A split is None when it has no source, an empty share, or is not needed."""
     builder = SplitBuilder(plan, None if plan.cache_path is None else IndexCache(plan.cache_path))
     if plan.blend_per_split is not None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import struct
 import weakref
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +42,19 @@ MAX_READ_BYTES = 2**30
 def token_dtype(vocab_size: int | None) -> np.dtype:
     """uint16 when the vocabulary is known and below 65,500, else int32: the rule every Megatron tool follows."""
     return np.dtype("<u2") if vocab_size is not None and vocab_size < 65500 else np.dtype("<i4")
+
+
+def fitting(tokens: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The ids in the stored type, contiguous; ValueError when one does not fit, since it would wrap to another token."""
+    if tokens.dtype != dtype and len(tokens):
+        limits = np.iinfo(dtype)
+        lowest, highest = int(tokens.min()), int(tokens.max())
+        if lowest < max(limits.min, 0) or highest > limits.max:
+            raise ValueError(
+                f"token id {lowest if lowest < 0 else highest} does not fit {dtype} (0 to {limits.max}); the tokenizer"
+                " produces ids beyond the vocabulary size it states"
+            )
+    return np.ascontiguousarray(tokens, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -122,9 +134,7 @@ class SequenceIndex:
             raise ValueError("one index has modes (multimodal data) and the other has not; they cannot be joined")
         documents = np.concatenate([self.document_indices, other.document_indices[1:] + np.int64(len(self.lengths))])
         modes = None if self.modes is None else np.concatenate([self.modes, other.modes])
-        return SequenceIndex.from_lengths(
-            self.dtype, np.concatenate([self.lengths, other.lengths]), documents, modes
-        )
+        return SequenceIndex.from_lengths(self.dtype, np.concatenate([self.lengths, other.lengths]), documents, modes)
 
 
 class removed_on_error:  # noqa: N801  (reads as a statement: `with removed_on_error(path)`)
@@ -234,7 +244,6 @@ class IndexedDatasetWriter:
     def __init__(self, prefix: str | os.PathLike, dtype: np.dtype) -> None:
         self.prefix = str(prefix)
         self.dtype = np.dtype(dtype)
-        self._limit = np.iinfo(self.dtype).max
         self._lengths = array("i")
         self._document_indices = array("q", [0])
         self._temporary = f"{self.prefix}.bin.tmp-{os.getpid()}"
@@ -255,21 +264,20 @@ class IndexedDatasetWriter:
     def num_documents(self) -> int:
         return len(self._document_indices) - 1
 
-    def add_document(self, tokens: Sequence[int] | np.ndarray, lengths: Iterable[int]) -> None:
+    def add_document(self, tokens: Sequence[int] | np.ndarray, lengths: Sequence[int]) -> None:
         """Appends one document of `lengths` sequences. An empty document adds a boundary and no sequence."""
-        self._append(tokens, lengths)
-        self._document_indices.append(len(self._lengths))
+        self.add_documents(np.asarray(tokens), np.asarray(lengths, dtype=np.int64), np.array([len(lengths)]))
 
-    def add_prefix(self, prefix: str | os.PathLike) -> None:
-        """Appends every document of another pair of the same token type, copying its bytes."""
-        other = IndexedDataset(prefix)
-        if other.index.dtype != self.dtype:
-            raise ValueError(f"{prefix} holds {other.index.dtype} tokens and cannot be added to {self.dtype}")
-        offset = len(self._lengths)
-        self._lengths.frombytes(np.ascontiguousarray(other.sequence_lengths, dtype=np.int32).tobytes())
-        self._document_indices.frombytes((other.document_indices[1:] + np.int64(offset)).astype(np.int64).tobytes())
-        with open(f"{prefix}.bin", "rb") as source:
-            shutil.copyfileobj(source, self._file, 2**24)
+    def add_documents(self, tokens: np.ndarray, lengths: np.ndarray, sequences_per_document: np.ndarray) -> None:
+        """Appends documents laid end to end: all tokens, the length of every sequence, sequences of every document."""
+        if lengths.sum() != len(tokens) or sequences_per_document.sum() != len(lengths):
+            raise ValueError(f"{len(tokens)} tokens do not fill sequences of {lengths.sum()} tokens in all")
+        if len(lengths) and lengths.max() > MAX_SEQUENCE_TOKENS:
+            raise ValueError(f"a sequence of {lengths.max()} tokens exceeds the format's limit, {MAX_SEQUENCE_TOKENS}")
+        self._file.write(fitting(tokens, self.dtype).data)
+        boundaries = len(self._lengths) + np.cumsum(sequences_per_document, dtype=np.int64)
+        self._lengths.frombytes(lengths.astype(np.int32).tobytes())
+        self._document_indices.frombytes(boundaries.tobytes())
 
     def finalize(self) -> None:
         """Makes the pair visible under its name."""
@@ -281,21 +289,3 @@ class IndexedDatasetWriter:
         Path(f"{self.prefix}.idx").unlink(missing_ok=True)
         os.replace(self._temporary, f"{self.prefix}.bin")
         SequenceIndex.from_lengths(self.dtype, lengths, documents).write(f"{self.prefix}.idx")
-
-    def _append(self, tokens: Sequence[int] | np.ndarray, lengths: Iterable[int]) -> None:
-        tokens = np.asarray(tokens)
-        lengths = list(lengths)
-        if sum(lengths) != len(tokens):
-            raise ValueError(f"sequence lengths {lengths} do not add up to {len(tokens)} tokens")
-        if len(tokens) == 0:
-            return
-        lowest, highest = int(tokens.min()), int(tokens.max())
-        if lowest < 0 or highest > self._limit:
-            raise ValueError(
-                f"token id {lowest if lowest < 0 else highest} does not fit {self.dtype} (0 to {self._limit}); the"
-                " tokenizer produces ids beyond the vocabulary size it states"
-            )
-        if max(lengths) > MAX_SEQUENCE_TOKENS:
-            raise ValueError(f"a sequence of {max(lengths)} tokens exceeds the format's limit of {MAX_SEQUENCE_TOKENS}")
-        self._file.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
-        self._lengths.extend(lengths)

@@ -67,11 +67,13 @@ class CyclicOrder:
         return samples
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        if epoch not in self._permutations:
+        found = self._permutations.get(epoch)
+        if found is None:
             generator = torch.Generator().manual_seed(epoch)
+            found = torch.randperm(self.num_samples, generator=generator).numpy()
             kept = {number: order for number, order in self._permutations.items() if abs(number - epoch) == 1}
-            self._permutations = {**kept, epoch: torch.randperm(self.num_samples, generator=generator).numpy()}
-        return self._permutations[epoch]
+            self._permutations = {**kept, epoch: found}
+        return found
 
 
 def order_of(dataset: GPTDataset | BlendedDataset, dataloader_type: str, name: str, wraps: bool = False) -> Order:

@@ -10,6 +10,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
+TOKENIZER_TYPES = (
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    "HuggingFaceTokenizer",
+    "GPT2BPETokenizer",
+    "TikTokenizer",
+    "NullTokenizer",
+    "ByteTokenizer",
+)
+
 
 class Tokenizer(Protocol):
     """Text to token ids and back.
