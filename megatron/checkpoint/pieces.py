@@ -1,5 +1,8 @@
 """Pieces: what a rank holds of a global tensor, as views of its own memory, straight from the parameter's spec.
 
+Padding rows of the vocabulary are stored under a name of their own: they come back for a run that pads alike, and
+everybody else sees tensors without padding.
+
 A parameter shard is one box of the logical shape. A flat range of it (a ZeRO shard of an optimizer state) is a few
 boxes, each a view of the flat buffer: nothing is gathered, and the state is stored under the parameter's logical shape,
 so any tensor, pipeline or data parallel layout reads what any other wrote. Which of several equal copies is written, or
@@ -31,6 +34,30 @@ class Share(NamedTuple):
     count: int
 
 
+class Part(NamedTuple):
+    """A box of a stored tensor and the memory that holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    view: torch.Tensor
+
+    def shared(self, index: int, count: int) -> Iterator[Part]:
+        """What the `index`-th of `count` holders of this part writes."""
+        view, size = self.view, self.box.size
+        if count == 1:
+            yield self
+        elif view.numel() < SPREAD_NUMEL or not view.is_contiguous():
+            if zlib.crc32(self.name.encode()) % count == index:
+                yield self
+        else:
+            flat, unit = view.view(-1), size[-1] if view.numel() >= count * size[-1] else 1
+            rows = view.numel() // unit
+            start, stop = rows * index // count * unit, rows * (index + 1) // count * unit
+            for at, box in flat_range(size, start, stop):
+                yield self._replace(box=box.shifted(self.box.offset), view=flat[at : at + box.numel].view(box.size))
+
+
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A box of a named global tensor and the local memory that holds it."""
@@ -40,7 +67,7 @@ class Piece:
     shape: tuple[int, ...]
     """Global logical shape as this run allocates it, padding included."""
     valid: tuple[int, ...]
-    """Global extents without padding: the shape the checkpoint holds."""
+    """Global extents without padding, which is rows at the end: the shape under which the checkpoint holds it."""
     box: Box
     """Where this piece lies in the global tensor."""
     view: torch.Tensor
@@ -50,30 +77,31 @@ class Piece:
     def __post_init__(self):
         assert tuple(self.view.shape) == self.box.size, f"{self.name}: view {tuple(self.view.shape)} of box {self.box}"
         assert intersect(self.box, whole(self.shape)) == self.box, f"{self.name}: {self.box} outside {self.shape}"
+        assert self.valid[1:] == self.shape[1:], f"{self.name}: padding {self.valid} of {self.shape} beyond dim 0"
 
-    def real(self) -> tuple[Box, torch.Tensor] | None:
-        """The box and view without padding; None when all of it is padding."""
-        box = intersect(self.box, whole(self.valid))
-        return None if box is None else (box, narrow(self.view, box.relative_to(self.box)))
+    @property
+    def padding_name(self) -> str:
+        """Under which the padding rows of this tensor are stored, apart from it."""
+        return f"padding/{self.name}"
 
-    def written(self) -> Iterator[tuple[Box, torch.Tensor]]:
-        """The boxes of this piece that this rank writes: those of all holders make up the unpadded piece, once."""
-        real = self.real()
-        index, count = self.share
-        if real is None or count == 0:
-            return
-        box, view = real
-        if count == 1:
-            yield real
-        elif view.numel() < SPREAD_NUMEL or not view.is_contiguous():
-            if zlib.crc32(self.name.encode()) % count == index:
-                yield real
-        else:
-            flat, unit = view.view(-1), box.size[-1] if view.numel() >= count * box.size[-1] else 1
-            rows = view.numel() // unit
-            start, stop = rows * index // count * unit, rows * (index + 1) // count * unit
-            for at, part in flat_range(box.size, start, stop):
-                yield part.shifted(box.offset), flat[at : at + part.numel].view(part.size)
+    def real(self) -> Part | None:
+        """The part without padding; None when all of it is padding."""
+        return self._part(self.name, self.valid, 0, self.valid[0])
+
+    def padding(self) -> Part | None:
+        """The part that is padding, under a name of its own; None when there is none."""
+        return self._part(self.padding_name, self.shape, self.valid[0], self.shape[0])
+
+    def written(self) -> Iterator[Part]:
+        """The parts of this piece that this rank writes: those of all holders make up the piece, once."""
+        for part in (self.real(), self.padding()):
+            if part is not None and self.share.count:
+                yield from part.shared(*self.share)
+
+    def _part(self, name: str, shape: tuple[int, ...], first: int, last: int) -> Part | None:
+        rows = Box((first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))
+        box = intersect(self.box, rows)
+        return None if box is None else Part(name, shape, box, narrow(self.view, box.relative_to(self.box)))
 
 
 def narrow(tensor: torch.Tensor, box: Box) -> torch.Tensor:

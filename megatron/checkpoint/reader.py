@@ -91,7 +91,9 @@ class Checkpoint:
         return out
 
     def read_into(self, pieces: Iterable[Piece], *, strict: bool = True) -> list[str]:
-        """Fill the views of `pieces`; padding becomes zero. Floating point types are converted to the view's.
+        """Fill the views of `pieces`; floating point types are converted to the view's.
+
+        Padding rows come back where the writing run padded to the same number of rows, else they become zero.
 
         An absent "master/x" is read from "param/x", and a float32 "param/x" from "master/x" where that is stored, so
         that runs of different precision read each other. Returns the names that the checkpoint lacks, whose views are
@@ -129,7 +131,7 @@ class Checkpoint:
                         self._read_blocks(item, start, min(start + SPAN_BYTES, item.nbytes))
                 except CheckpointDamaged as error:
                     yield name, str(error)
-            if covered != whole(items[0].shape).numel:
+            if covered != whole(items[0].shape).numel and not name.startswith("padding/"):
                 yield name, f"{covered} of {whole(items[0].shape).numel} elements are stored"
 
     def _load_index(self) -> dict[str, list[Item]]:
@@ -168,11 +170,15 @@ class Checkpoint:
         return f"lacks what this model asks for: {_some(missing)}"
 
     def _read_piece(self, source: str, piece: Piece) -> None:
-        real = piece.real()
-        if real is None or real[0] != piece.box:
-            piece.view.zero_()
+        real, padding = piece.real(), piece.padding()
         if real is not None:
-            self._fill(source, *real)
+            self._fill(source, real.box, real.view)
+        if padding is not None:
+            stored = self._load_index().get(f"padding/{source}")
+            if stored and stored[0].shape == piece.shape:
+                self._fill(f"padding/{source}", padding.box, padding.view)
+            else:
+                padding.view.zero_()
 
     def _fill(self, name: str, box: Box, out: torch.Tensor) -> None:
         filled = 0

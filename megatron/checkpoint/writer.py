@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron.checkpoint.boxes import Box
 from megatron.checkpoint.format import (
     ALIGNMENT,
     BLOCK_BYTES,
@@ -26,7 +25,7 @@ from megatron.checkpoint.format import (
     index_name,
     write_all,
 )
-from megatron.checkpoint.pieces import Piece
+from megatron.checkpoint.pieces import Part, Piece
 
 WRITE_BYTES = 16 << 20
 """Small items are collected to writes of about this size; larger ones are written from their own memory."""
@@ -44,7 +43,7 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
 
 def planned_bytes(pieces: Iterable[Piece]) -> int:
     """Bytes of the data file that `write_rank` would write, alignment aside."""
-    return sum(view.numel() * view.element_size() for piece in pieces for _, view in piece.written())
+    return sum(part.view.numel() * part.view.element_size() for piece in pieces for part in piece.written())
 
 
 class _DataFile:
@@ -84,8 +83,8 @@ def write_rank(directory: str | Path, rank: int, pieces: Iterable[Piece], state:
     file = _DataFile(directory / data_name(rank))
     try:
         for piece in pieces:
-            for box, view in piece.written():
-                items.append(_write_item(file, piece, box, view))
+            for part in piece.written():
+                items.append(_write_item(file, part))
         file.flush()
         os.fsync(file.fd)
     finally:
@@ -108,15 +107,15 @@ def write_rank(directory: str | Path, rank: int, pieces: Iterable[Piece], state:
     )
 
 
-def _write_item(file: _DataFile, piece: Piece, box: Box, view: torch.Tensor) -> Item:
-    content = bytes_of(view)
+def _write_item(file: _DataFile, part: Part) -> Item:
+    content = bytes_of(part.view)
     crc = tuple(zlib.crc32(content[i : i + BLOCK_BYTES].data) for i in range(0, content.nbytes, BLOCK_BYTES))
     at = file.append(content)
     return Item(
-        name=piece.name,
-        dtype=dtype_name(view.dtype),
-        shape=piece.valid,
-        box=box,
+        name=part.name,
+        dtype=dtype_name(part.view.dtype),
+        shape=part.shape,
+        box=part.box,
         at=at,
         nbytes=content.nbytes,
         crc=crc,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron.checkpoint.boxes import Box
 from megatron.checkpoint.load import load_checkpoint
 from megatron.checkpoint.pieces import Piece, narrow, parameter_piece, range_pieces
 from megatron.checkpoint.save import save_checkpoint
@@ -121,10 +120,11 @@ def whole_of(pieces: list[Piece], name: str) -> torch.Tensor:
     out = torch.full(shape, float("nan"), dtype=torch.float64)
     for piece in pieces:
         if piece.name == name:
-            for box, view in piece.written():
-                target = narrow(out, Box(box.offset, box.size))
-                assert target.isnan().all(), f"{name}: {box} is written twice"
-                target.copy_(view)
+            for part in piece.written():
+                if part.name == name:
+                    target = narrow(out, part.box)
+                    assert target.isnan().all(), f"{name}: {part.box} is written twice"
+                    target.copy_(part.view)
     return out
 
 
