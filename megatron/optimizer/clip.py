@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 
 from megatron.data_parallel.buckets import Buckets
+from megatron.data_parallel.layout import ALIGNMENT
 from megatron.distributed.collectives import all_reduce
 from megatron.topology.param_spec import ParamSpec
-
-_CHUNK = 4096  # fp32 partial sums of this length keep nine digits; the rest is summed in fp64
 
 
 class Clip(NamedTuple):
@@ -85,8 +84,9 @@ def _global_norm(buckets: Buckets, owned: Iterable[torch.Tensor]) -> torch.Tenso
 
 
 def squared_sum(values: torch.Tensor) -> torch.Tensor:
-    """0-d fp64: sum of squares of `values` (1-D, any float dtype), without a temporary of its size."""
-    whole = values.numel() // _CHUNK * _CHUNK
-    norms = torch.linalg.vector_norm(values[:whole].view(-1, _CHUNK), dim=1, dtype=torch.float32)
-    rest = torch.linalg.vector_norm(values[whole:], dtype=torch.float32)
-    return norms.double().square().sum() + rest.double().square()
+    """0-d fp64: sum of squares of a part of a bucket (a multiple of ALIGNMENT elements, any float dtype).
+
+    One fp32 sum over 40 million squares is wrong in the third digit. Sums over ALIGNMENT elements are exact to fp32
+    and cover the same elements whatever the bucket sizes and shards; adding them in fp64 makes the norm the same too.
+    """
+    return torch.linalg.vector_norm(values.view(-1, ALIGNMENT), dim=1, dtype=torch.float32).double().square().sum()

@@ -16,6 +16,7 @@ from megatron.config.precision import PrecisionConfig
 
 MAX_STUCK_STEPS = 50
 """Skipped steps in a row, without a smaller scale to try, after which a run stops."""
+_LARGEST = 2.0**127  # beyond it fp32 is inf, which halving cannot leave
 
 
 class LossScaleExhausted(RuntimeError):
@@ -66,7 +67,7 @@ class ConstantLossScale:
         if stuck >= self.max_stuck_steps:
             raise LossScaleExhausted(
                 f"{stuck} steps in a row were skipped because gradients were not finite at the fixed loss scale "
-                f"{self.scale.item():g}; lower --loss-scale (or leave it out for a dynamic one), lower --lr, or use --bf16"
+                f"{self.scale.item():g}; leave out --loss-scale for a dynamic one, lower it or --lr, or use --bf16"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,7 +103,8 @@ class DynamicLossScale:
     ):
         if not 0 < minimum <= initial:
             raise ValueError(
-                f"--min-loss-scale {minimum:g} and --initial-loss-scale {initial:g}: needs 0 < min <= initial; change one"
+                f"--min-loss-scale {minimum:g} and --initial-loss-scale {initial:g}: needs 0 < min <= initial; "
+                "change one of them"
             )
         if window < 1 or hysteresis < 1:
             raise ValueError(
@@ -123,8 +125,8 @@ class DynamicLossScale:
         good_steps = torch.where(ok, self.good_steps + 1, 0)
         is_grown = good_steps == self.window
         is_shrunk = ~ok & (chances <= 0)
-        factor = torch.where(is_grown, 2.0, torch.where(is_shrunk, 0.5, 1.0))
-        self.scale = torch.where(is_shrunk, (self.scale * factor).clamp(min=self.minimum), self.scale * factor)
+        shrunk, grown = (self.scale * 0.5).clamp(min=self.minimum), (self.scale * 2.0).clamp(max=_LARGEST)
+        self.scale = torch.where(is_shrunk, shrunk, torch.where(is_grown, grown, self.scale))
         self.good_steps = torch.where(is_grown, 0, good_steps)
         self.chances = torch.where(is_grown, self.hysteresis, chances)
 
@@ -133,8 +135,8 @@ class DynamicLossScale:
         stuck = int(self.stuck_steps.item())
         if stuck >= self.max_stuck_steps:
             raise LossScaleExhausted(
-                f"{stuck} steps in a row were skipped because gradients were not finite even at the smallest loss scale "
-                f"{self.scale.item():g}; the model diverges: lower --lr or --min-loss-scale, check the data, or use --bf16"
+                f"{stuck} steps in a row were skipped because gradients were not finite even at the smallest loss "
+                f"scale {self.scale.item():g}; the model diverges: lower --lr or --min-loss-scale, or use --bf16"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,7 +149,9 @@ class DynamicLossScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `LossScale.load_state_dict`."""
+        """See `LossScale.load_state_dict`; the state of a run without a dynamic scale changes nothing."""
+        if "growth_tracker" not in state:
+            return
         self.scale.fill_(float(state["scale"]))
         self.good_steps.fill_(int(state["growth_tracker"]))
         self.chances.fill_(int(state["hysteresis_tracker"]))

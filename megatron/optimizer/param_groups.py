@@ -7,5 +7,5 @@ from megatron.optimizer.lr_schedule import Rates
 
 
 def rates_of(key: BucketKey, rates: Rates) -> tuple[float, float]:
-    """(learning rate, weight decay) for a bucket: no decay where the spec says none (biases, norms), else the common one."""
+    """(learning rate, weight decay) for a bucket: no decay where its specs say so (biases, norms)."""
     return rates.lr_of(key.lr_group), rates.weight_decay if key.decay else 0.0
