@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -28,13 +27,14 @@ from megatron.schedules.ops import (
     RECV_F,
     SEND_B,
     SEND_F,
+    Location,
     Op,
     Schedule,
     ScheduleError,
 )
 from megatron.schedules.render import op_grid
 
-GradScale = Callable[[int], "float | torch.Tensor"]
+GradScale = Callable[[int], float | torch.Tensor]
 """Index of the microbatch -> factor on its loss in backward (a tensor is not read on the host)."""
 Record = Callable[[str, float, float], None]
 """(op, start, end) in seconds of `time.perf_counter`, as the host sees them."""
@@ -110,6 +110,7 @@ def run_schedule(
 def _check_fit(
     schedule: Schedule, stages: Sequence[Stage], microbatches: Sequence[Batch], group: Group, forward_only: bool
 ) -> None:
+    """Raise ValueError unless the schedule is for these stages, ranks, microbatches and this purpose."""
     sizes = (
         ("pipeline ranks", schedule.num_stages, group.size),
         ("chunks", schedule.num_chunks, len(stages)),
@@ -217,7 +218,7 @@ class _Run:
             work.wait()
         return tensor
 
-    def _give(self, flow: str, op: Op, to: Any, tensor: torch.Tensor) -> None:
+    def _give(self, flow: str, op: Op, to: Location, tensor: torch.Tensor) -> None:
         if to.rank == self.group.rank:
             self.inbox[flow, op.microbatch, to.chunk] = (tensor, None)
         else:

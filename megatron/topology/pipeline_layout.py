@@ -189,8 +189,8 @@ def _even(num_layers: int, stages: int, extra: int) -> int:
     last = _lighter_last(num_layers, stages)
     raise ValueError(
         f"--num-layers {num_layers}{counted} does not divide by {_PP} {stages}: the remaining {total % stages} would "
-        f"be lost; use --num-layers {_nearest_multiples(total, stages, extra)}, {_PP} {_one_of(sizes)}, or uneven stages "
-        f"({_FIRST}/{_LAST}{f', such as {_LAST} {last}' if last else ''}, or {_LAYOUT})"
+        f"be lost; use --num-layers {_nearest_multiples(total, stages, extra)}, {_PP} {_one_of(sizes)}, or uneven "
+        f"stages ({_FIRST}/{_LAST}{f', such as {_LAST} {last}' if last else ''}, or {_LAYOUT})"
     )
 
 
