@@ -63,21 +63,22 @@ def tile(events: Iterable[Event]) -> list[Interval]:
     """
     intervals: list[Interval] = []
     stack: list[tuple[str, int | None]] = []
-    previous, incarnation, steps_begun = None, None, 0
+    previous, incarnation, first_step = None, None, None
     for event in sorted(events, key=lambda event: (event.inc, event.seq)):
         now = event.t if previous is None else max(event.t, previous)
         if event.inc != incarnation:
             if incarnation is not None:
                 intervals.append(Interval(previous, now, "down", None, event.inc))
-            incarnation, stack, steps_begun = event.inc, [], 0
+            incarnation, stack, first_step = event.inc, [], None
         elif now > previous:
             phase, step = stack[-1] if stack else ("other", None)
             category = phase
             if phase == "step":
-                category = "warmup" if steps_begun == 1 else "productive"
+                category = "warmup" if step == first_step else "productive"
             intervals.append(Interval(previous, now, category, step, event.inc))
         if event.ev == "enter":
-            steps_begun += event.fields["phase"] == "step"
+            if event.fields["phase"] == "step" and first_step is None:
+                first_step = event.fields.get("step")
             stack.append((event.fields["phase"], event.fields.get("step")))
         elif event.ev == "exit" and stack:
             stack.pop()

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TextIO
 
 from megatron.training.metrics import StepRecord, Summary
-from megatron.training.progress import Progress
+from megatron.training.progress import Progress, wants_bar
 from megatron.training.sinks import Sink
 
 
@@ -71,12 +71,18 @@ class Reporter:
         total_iterations: int,
         world_size: int,
         sinks: Sequence[Sink] = (),
-        progress: Progress | None = None,
         stream: TextIO | None = None,
     ):
         self.is_first, self.logging, self.total_iterations = is_first, logging, total_iterations
-        self.world_size, self.sinks, self.progress = world_size, list(sinks), progress
+        self.world_size, self.sinks, self.progress = world_size, list(sinks), None
+        self.has_bar = wants_bar(logging.progress_bar, 0 if is_first else 1)
         self.stream = sys.stdout if stream is None else stream
+
+    def begin(self, iteration: int, sinks: Sequence[Sink]) -> None:
+        """Open what depends on where the run starts: the progress bar and the sinks."""
+        self.sinks = list(sinks)
+        if self.has_bar:
+            self.progress = Progress("training", self.total_iterations, begin=iteration)
 
     def say(self, text: str) -> None:
         """Print a line, once for the whole run."""

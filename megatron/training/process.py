@@ -1,0 +1,29 @@
+"""Which process of the run this is, as torchrun's environment says. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """A place in the world of processes; the default is a run of one, without a launcher."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+def process_of(environment: Mapping[str, str]) -> Process:
+    """The place that RANK, LOCAL_RANK and WORLD_SIZE give; ValueError when only some of them are set."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    given = [name for name in names if name in environment]
+    if not given:
+        return Process()
+    if len(given) < len(names):
+        missing = [name for name in names if name not in given]
+        raise ValueError(
+            f"{', '.join(given)} set in the environment but not {', '.join(missing)}: start with torchrun, which sets "
+            "all three, or unset them for a run of one process"
+        )
+    return Process(*(int(environment[name]) for name in names))
