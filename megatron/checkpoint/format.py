@@ -43,7 +43,7 @@ class CheckpointMismatch(CheckpointError, ValueError):
     """The checkpoint is sound but does not hold what this model asks for."""
 
 
-class CheckpointDamaged(CheckpointError):
+class CheckpointDamaged(CheckpointError, OSError):
     """A file is missing, short, or fails its checksum."""
 
 
