@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Draw a pipeline schedule: a text timeline, its bubble and live microbatches, and an SVG or a Perfetto trace.
 
     python tools/plot_schedule.py --schedule 1f1b --pp 4 --microbatches 8 --vpp 2 --output schedule.svg
@@ -12,11 +13,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from megatron.schedules.generators import build_schedule, schedule_names
-from megatron.schedules.ops import Schedule, parse_schedule
-from megatron.schedules.passes import check
-from megatron.schedules.render import perfetto, svg, timeline
-from megatron.schedules.simulate import simulate
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from megatron.schedules.generators import build_schedule, schedule_names  # noqa: E402
+from megatron.schedules.ops import Schedule, parse_schedule  # noqa: E402
+from megatron.schedules.passes import check  # noqa: E402
+from megatron.schedules.render import perfetto, svg, timeline  # noqa: E402
+from megatron.schedules.simulate import simulate  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
