@@ -1,4 +1,5 @@
-# Sourced by scripts/test.sh and examples/quickstart.sh: `prepare_environment` leaves a Python with the tested set in $PYTHON.
+# Sourced by scripts/test.sh and examples/quickstart.sh: `prepare_environment` leaves a Python with the tested set
+# in $PYTHON.
 #
 # An active virtual environment is used as it is; otherwise .venv is made beside this repository. Nothing is installed
 # again while requirements/pinned.txt and setup.py are unchanged. PYTHON=/path/to/python chooses the interpreter that
