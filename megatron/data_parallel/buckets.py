@@ -29,7 +29,7 @@ class Buckets:
         grad_dtype: of gradient sums and of their reduction.
         overlap_grad_reduce: reduce a bucket while backward goes on.
         overlap_param_gather: gather updated weights while the next forward goes on; needs `attach_forward_waits`.
-        bucket_numel: elements of a bucket, see `layout.default_bucket_numel`; None: one bucket for each kind.
+        bucket_numel: close a bucket once it has that many elements; None: one bucket for each kind.
     """
 
     def __init__(

@@ -122,11 +122,6 @@ class BucketPlan:
         return sum(bucket.numel for bucket in self.buckets)
 
 
-def default_bucket_numel(*, overlap_grad_reduce: bool, data_parallel_size: int) -> int | None:
-    """Megatron's bucket size in elements; None: one bucket for all parameters of a kind."""
-    return max(40_000_000, 1_000_000 * data_parallel_size) if overlap_grad_reduce else None
-
-
 def plan_buckets(
     specs: Sequence[ParamSpec], dtypes: Sequence[str], mesh: Mesh, *, bucket_numel: int | None = None
 ) -> BucketPlan:

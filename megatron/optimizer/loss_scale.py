@@ -14,8 +14,6 @@ import torch
 
 from megatron.config.precision import PrecisionConfig
 
-MAX_STUCK_STEPS = 50
-"""Skipped steps in a row, without a smaller scale to try, after which a run stops."""
 _LARGEST = 2.0**127  # beyond it fp32 is inf, which halving cannot leave
 
 
@@ -48,10 +46,10 @@ class ConstantLossScale:
     Args:
         scale: a power of two, so that removing it is exact.
         device: of the run.
-        max_stuck_steps: skipped steps in a row that are tolerated.
+        max_stuck_steps: stop after that many skipped steps in a row; 0: never.
     """
 
-    def __init__(self, scale: float, device: torch.device, *, max_stuck_steps: int = MAX_STUCK_STEPS):
+    def __init__(self, scale: float, device: torch.device, *, max_stuck_steps: int = 0):
         self.scale = torch.tensor(float(scale), dtype=torch.float32, device=device)
         self.max_stuck_steps = max_stuck_steps
         self.stuck_steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -64,10 +62,11 @@ class ConstantLossScale:
     def check_progress(self) -> None:
         """See `LossScale.check_progress`."""
         stuck = int(self.stuck_steps.item())
-        if stuck >= self.max_stuck_steps:
+        if 0 < self.max_stuck_steps <= stuck:
             raise LossScaleExhausted(
                 f"{stuck} steps in a row were skipped because gradients were not finite at the fixed loss scale "
-                f"{self.scale.item():g}; leave out --loss-scale for a dynamic one, lower it or --lr, or use --bf16"
+                f"{self.scale.item():g}; leave out --loss-scale for a dynamic one, lower it or --lr, use --bf16, or "
+                "raise --max-consecutive-skipped-iterations"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,7 +87,7 @@ class DynamicLossScale:
         window: good steps in a row after which it doubles.
         hysteresis: overflows since the last doubling before it halves.
         device: of the run.
-        max_stuck_steps: steps skipped in a row at the smallest scale that are tolerated.
+        max_stuck_steps: stop after that many steps in a row skipped at the smallest scale; 0: never.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class DynamicLossScale:
         window: int,
         hysteresis: int,
         device: torch.device,
-        max_stuck_steps: int = MAX_STUCK_STEPS,
+        max_stuck_steps: int = 0,
     ):
         if not 0 < minimum <= initial:
             raise ValueError(
@@ -133,10 +132,11 @@ class DynamicLossScale:
     def check_progress(self) -> None:
         """See `LossScale.check_progress`."""
         stuck = int(self.stuck_steps.item())
-        if stuck >= self.max_stuck_steps:
+        if 0 < self.max_stuck_steps <= stuck:
             raise LossScaleExhausted(
                 f"{stuck} steps in a row were skipped because gradients were not finite even at the smallest loss "
-                f"scale {self.scale.item():g}; the model diverges: lower --lr or --min-loss-scale, or use --bf16"
+                f"scale {self.scale.item():g}; the model diverges: lower --lr or --min-loss-scale, use --bf16, or "
+                "raise --max-consecutive-skipped-iterations"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,16 +158,17 @@ class DynamicLossScale:
         self.stuck_steps.fill_(int(state.get("stuck_steps", 0)))
 
 
-def build_loss_scale(config: PrecisionConfig, device: torch.device) -> LossScale:
+def build_loss_scale(config: PrecisionConfig, device: torch.device, *, max_stuck_steps: int = 0) -> LossScale:
     """The loss scale of a run: 1 unless --fp16; fixed with --loss-scale, else dynamic."""
     if not config.fp16:
-        return ConstantLossScale(1.0, device)
+        return ConstantLossScale(1.0, device, max_stuck_steps=max_stuck_steps)
     if config.loss_scale is not None:
-        return ConstantLossScale(config.loss_scale, device)
+        return ConstantLossScale(config.loss_scale, device, max_stuck_steps=max_stuck_steps)
     return DynamicLossScale(
         initial=config.initial_loss_scale,
         minimum=config.min_loss_scale,
         window=int(config.loss_scale_window),
         hysteresis=config.hysteresis,
         device=device,
+        max_stuck_steps=max_stuck_steps,
     )

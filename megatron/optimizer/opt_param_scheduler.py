@@ -41,6 +41,7 @@ class OptParamScheduler:
         lr_groups: bounds of the groups that have their own ("embedding" under --decoupled-lr).
         follows_run: keys among lr_decay_steps, wd_incr_steps and lr_warmup_steps whose value was not typed but derived
             from the length of the run; a checkpoint never holds a run to them.
+        is_idle: no update will be made (--skip-train): takes whatever schedules a checkpoint holds.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class OptParamScheduler:
         *,
         lr_groups: Mapping[str, LrRange] | None = None,
         follows_run: frozenset[str] = frozenset({"wd_incr_steps"}),
+        is_idle: bool = False,
     ):
         unknown = follows_run - set(_RUN_LENGTHS)
         assert not unknown, f"not lengths: {unknown}"
         self.lr, self.weight_decay = lr, weight_decay
         self.lr_groups = dict(lr_groups or {})
         self.follows_run = follows_run
+        self.is_idle = is_idle
         self.num_steps = 0
 
     def step(self, samples: int) -> None:
@@ -95,6 +98,7 @@ class OptParamScheduler:
                 "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler contradict each other; "
                 "keep one of them"
             )
+        use_checkpoint = use_checkpoint or self.is_idle
         differing = self._differences(state)
         followed = [] if use_checkpoint else [key for key in differing if key in self.follows_run]
         disputed = {key: difference for key, difference in differing.items() if key not in followed}
@@ -111,9 +115,14 @@ class OptParamScheduler:
             self._adopt(state)
         self.num_steps = int(state["num_steps"])
         winner = "the checkpoint's" if use_checkpoint else "the flags'"
-        return [
-            f"{name}: flags {ours}, checkpoint {theirs}; {winner} applies" for name, ours, theirs in differing.values()
-        ]
+        return (
+            []
+            if self.is_idle
+            else [
+                f"{name}: flags {ours}, checkpoint {theirs}; {winner} applies"
+                for name, ours, theirs in differing.values()
+            ]
+        )
 
     def _differences(self, state: Mapping[str, Any]) -> dict[str, tuple[str, Any, Any]]:
         """key -> (name, ours, the checkpoint's); what the checkpoint does not say cannot differ."""
@@ -155,17 +164,19 @@ class OptParamScheduler:
 def build_scheduler(
     config: OptimizerConfig, *, global_batch_size: int, train_iters: int | None, train_samples: int | None
 ) -> OptParamScheduler:
-    """The scheduler of a run of `train_iters` steps of `global_batch_size` samples, or of `train_samples` samples."""
+    """The scheduler of a run of `train_iters` steps of `global_batch_size` samples, or of `train_samples` samples.
+
+    Without a length or a learning rate the run makes no updates (--skip-train) and the scheduler is idle.
+    """
+    if config.lr is None or (train_iters is None and train_samples is None):
+        idle = WeightDecaySchedule(start=0.0, end=0.0, incr_steps=1)
+        return OptParamScheduler(LrSchedule(max_lr=0.0, decay_steps=1, style="constant"), idle, is_idle=True)
     if train_samples is not None:
         unit, run, typed_decay = 1, train_samples, config.lr_decay_samples
         warmup, wsd_decay = config.lr_warmup_samples, config.lr_wsd_decay_samples
-    elif train_iters is not None:
+    else:
         unit, run, typed_decay = global_batch_size, train_iters, config.lr_decay_iters
         warmup, wsd_decay = config.lr_warmup_iters, config.lr_wsd_decay_iters
-    else:
-        raise ValueError("a schedule needs the length of the run: give --train-iters or --train-samples")
-    if config.lr is None:
-        raise ValueError("training needs a learning rate: give --lr")
     decay_steps = (run if typed_decay is None else typed_decay) * unit
     fraction = config.lr_warmup_fraction
     lr = LrSchedule(
@@ -195,9 +206,4 @@ def _decoupled(config: OptimizerConfig) -> dict[str, LrRange]:
     if config.decoupled_lr is None:
         return {}
     min_lr = config.min_lr if config.decoupled_min_lr is None else config.decoupled_min_lr
-    if not 0 <= min_lr <= config.decoupled_lr:
-        raise ValueError(
-            f"--decoupled-lr {config.decoupled_lr} is below its lowest rate {min_lr} (--decoupled-min-lr, else "
-            "--min-lr); give a lower --decoupled-min-lr"
-        )
     return {"embedding": LrRange(config.decoupled_lr, min_lr)}

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from megatron.data_parallel.layout import ALIGNMENT, Span, default_bucket_numel, plan_buckets
+from megatron.data_parallel.layout import ALIGNMENT, Span, plan_buckets
 from megatron.topology.mesh import Mesh
 from megatron.topology.param_spec import ParamSpec
 
@@ -104,10 +104,7 @@ def test_each_element_has_one_owner_over_all_ranks():
     assert counted == {spec.name: spec.numel for spec in SPECS}
 
 
-def test_default_sizes():
-    assert default_bucket_numel(overlap_grad_reduce=True, data_parallel_size=8) == 40_000_000
-    assert default_bucket_numel(overlap_grad_reduce=True, data_parallel_size=64) == 64_000_000
-    assert default_bucket_numel(overlap_grad_reduce=False, data_parallel_size=64) is None
+def test_a_bucket_has_a_size():
     with pytest.raises(ValueError, match="--ddp-bucket-size 0"):
         plan_buckets(SPECS, DTYPES, Mesh(), bucket_numel=0)
 

@@ -135,10 +135,9 @@ def test_sample_based_lengths():
     assert fraction.lr.warmup_steps == 10
 
 
-def test_refuses_what_cannot_be_scheduled():
-    with pytest.raises(ValueError, match="give --lr"):
-        scheduler(lr=None)
-    with pytest.raises(ValueError, match="--train-iters or --train-samples"):
-        build_scheduler(OptimizerConfig(lr=1.0), global_batch_size=1, train_iters=None, train_samples=None)
-    with pytest.raises(ValueError, match="--decoupled-lr 0.0001 is below"):
-        scheduler(min_lr=1e-3, decoupled_lr=1e-4)
+@pytest.mark.parametrize("fields", [{"lr": None}, {"train_iters": None}])
+def test_a_run_without_updates_takes_any_stored_schedule(fields):
+    idle = scheduler(**fields)
+    assert idle.rates() == ({"": 0.0}, 0.0)
+    assert idle.load_state_dict(after_phase_one()) == []
+    assert idle.rates().lr_of("") == 3e-3 and idle.num_steps == 24
