@@ -76,19 +76,25 @@ class Schedule:
         return not any(op.kind in (BACKWARD, INPUT_GRAD, WEIGHT_GRAD) for ops in self.ranks for op in ops)
 
     @cached_property
-    def virtual_stage_at(self) -> dict[Location, int]:
+    def virtual_stage_at(self) -> dict[tuple[int, int], int]:
         """Inverse of `placement`."""
         return {location: k for k, location in enumerate(self.placement)}
 
+    @cached_property
+    def _next(self) -> dict[tuple[int, int], Location]:
+        return dict(zip(self.placement, self.placement[1:]))
+
+    @cached_property
+    def _previous(self) -> dict[tuple[int, int], Location]:
+        return dict(zip(self.placement[1:], self.placement))
+
     def next_location(self, rank: int, chunk: int) -> Location | None:
         """Who takes the output of this chunk; None behind the last virtual stage."""
-        k = self.virtual_stage_at[Location(rank, chunk)] + 1
-        return self.placement[k] if k < len(self.placement) else None
+        return self._next.get((rank, chunk))
 
     def previous_location(self, rank: int, chunk: int) -> Location | None:
         """Who feeds this chunk; None before the first virtual stage."""
-        k = self.virtual_stage_at[Location(rank, chunk)] - 1
-        return self.placement[k] if k >= 0 else None
+        return self._previous.get((rank, chunk))
 
     def compute_only(self) -> Schedule:
         """The same schedule without its messages."""
@@ -100,11 +106,11 @@ class Schedule:
         if op.kind == WEIGHT_GRAD:
             return None
         kind = FORWARD if op.kind == FORWARD else BACKWARD
-        return Key(kind, op.microbatch, self.virtual_stage_at[Location(rank, op.chunk)])
+        return Key(kind, op.microbatch, self.virtual_stage_at[rank, op.chunk])
 
     def needs(self, rank: int, op: Op) -> tuple[Key, ...]:
         """The results a compute op waits for."""
-        k = self.virtual_stage_at[Location(rank, op.chunk)]
+        k = self.virtual_stage_at[rank, op.chunk]
         if op.kind == FORWARD:
             return (Key(FORWARD, op.microbatch, k - 1),) if k > 0 else ()
         if op.kind == WEIGHT_GRAD:
