@@ -32,7 +32,7 @@ def _gelu(approximate: str) -> _Curve:
     )
 
 
-_CURVES = {"silu": _Curve(F.silu, _silu_backward), "gelu": _gelu("none"), "gelu_tanh": _gelu("tanh")}
+_CURVES = {"silu": _Curve(F.silu, _silu_backward), "gelu": _gelu("none"), "gelu-tanh": _gelu("tanh")}
 
 
 class _Gated(torch.autograd.Function):
@@ -83,7 +83,7 @@ def geglu(x: torch.Tensor) -> torch.Tensor:
 
 def geglu_tanh(x: torch.Tensor) -> torch.Tensor:
     """gelu(gate) * up with GELU's tanh approximation."""
-    return _Gated.apply(x, "gelu_tanh")
+    return _Gated.apply(x, "gelu-tanh")
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
@@ -103,10 +103,10 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "squared_relu": squared_relu,
+    "gelu-tanh": gelu_tanh,
+    "squared-relu": squared_relu,
     "swiglu": swiglu,
     "geglu": geglu,
-    "geglu_tanh": geglu_tanh,
+    "geglu-tanh": geglu_tanh,
 }
-GATED = ("swiglu", "geglu", "geglu_tanh")
+GATED = ("swiglu", "geglu", "geglu-tanh")

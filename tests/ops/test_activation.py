@@ -12,11 +12,11 @@ from megatron.ops.activation import ACTIVATIONS, GATED
 
 FORMULAS = {
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "squared_relu": lambda x: F.relu(x) ** 2,
+    "gelu-tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "squared-relu": lambda x: F.relu(x) ** 2,
     "swiglu": lambda x: F.silu(x[..., :6]) * x[..., 6:],
     "geglu": lambda x: F.gelu(x[..., :6]) * x[..., 6:],
-    "geglu_tanh": lambda x: F.gelu(x[..., :6], approximate="tanh") * x[..., 6:],
+    "geglu-tanh": lambda x: F.gelu(x[..., :6], approximate="tanh") * x[..., 6:],
 }
 
 
@@ -28,7 +28,7 @@ def test_activation(name):
     assert torch.autograd.gradcheck(ACTIVATIONS[name], (x,))
 
 
-@pytest.mark.parametrize("name", [*GATED, "squared_relu"])
+@pytest.mark.parametrize("name", [*GATED, "squared-relu"])
 def test_saves_its_input_only(name):
     saved = []
     x = torch.randn(5, 12, requires_grad=True)

@@ -1,0 +1,54 @@
+"""The word embedding split over tp by vocabulary rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from megatron.distributed.context import ParallelContext
+from megatron.tensor_parallel.regions import leave_split
+from megatron.topology.param_spec import ParamSpec
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows of `weight` for ids in [first, first + rows), zero for others; saves the ids.
+
+    The gradient sums a token's occurrences in fp32 on a CPU, whose kernel would sum bf16 in bf16 (a GPU's does not).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor, first: int, sum_wide: bool) -> torch.Tensor:
+        local = ids - first
+        elsewhere = (local < 0) | (local >= weight.shape[0])
+        local = local.masked_fill_(elsewhere, 0)
+        ctx.save_for_backward(local, elsewhere)
+        ctx.num_rows, ctx.dtype, ctx.sum_wide = weight.shape[0], weight.dtype, sum_wide
+        return F.embedding(local, weight).masked_fill_(elsewhere[..., None], 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        local, elsewhere = ctx.saved_tensors
+        if ctx.sum_wide:
+            g = g.to(torch.promote_types(g.dtype, torch.float32))
+        g = g.masked_fill(elsewhere[..., None], 0.0)
+        dw = torch.ops.aten.embedding_dense_backward(g, local, ctx.num_rows, -1, False)
+        return None, dw.to(ctx.dtype), None, None
+
+
+class VocabParallelEmbedding(nn.Module):
+    """tokens int64 [b, s], the same on all tp ranks -> the residual stream ([s/t, b, h] or [s, b, h])."""
+
+    def __init__(self, ctx: ParallelContext, weight: ParamSpec):
+        super().__init__()
+        self.weight = ctx.parameter(weight)
+        self.first_row = weight.local_slice(ctx.mesh, ctx.coords)[0].offset
+        self.group, self.sequence_parallel = ctx.tp, ctx.sequence_parallel
+        self.sum_wide = ctx.device.type == "cpu"
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        partial = _LookUp.apply(tokens.t().contiguous(), self.weight, self.first_row, self.sum_wide)
+        return leave_split(partial, self.group, self.sequence_parallel)
