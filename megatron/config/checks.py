@@ -81,12 +81,9 @@ def _tensor_parallel(config: Any) -> list[str]:
     if whole_at_least_one(ffn) and ffn % tensor:
         default = "" if model.ffn_hidden_size is not None else " (its default here)"
         lines.append(f"{name} does not divide --ffn-hidden-size {ffn}{default}; change one of them")
-    vocab = config.data.vocab_size
-    if whole_at_least_one(vocab, model.padded_vocab_size or vocab, model.make_vocab_size_divisible_by):
-        try:
-            config.padded_vocab(vocab)
-        except ValueError as error:
-            lines.append(str(error))
+    padded = model.padded_vocab_size
+    if whole_at_least_one(padded) and padded % tensor:
+        lines.append(f"{name} does not divide --padded-vocab-size {padded}; use {_near(padded, tensor)}")
     return lines
 
 

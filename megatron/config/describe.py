@@ -1,4 +1,4 @@
-"""The effective configuration as lines: every value that is not the default with its origin, and what follows from them."""
+"""The effective configuration as lines: every value that is not a default with its origin, and what follows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def derived(config: Any) -> dict[str, str]:
         "sequence parallel": "yes" if config.sequence_parallel else "no",
         "optimizer states": "sharded" if config.data_parallel_sharding == "optim" else "whole on every replica",
         "precision": config.params_dtype_name,
-        "attention": f"{model.num_attention_heads} heads of {config.head_dim}, {config.num_kv_heads} for keys and values",
+        "attention": f"{model.num_attention_heads} heads of {config.head_dim}, {config.num_kv_heads} KV heads",
         "MLP": f"{config.ffn_size} wide, {model.activation}",
         "global batch": f"{batch} sequences of {config.data.seq_length} tokens",
         "microbatches": str(config.num_microbatches(sizes[-1])),

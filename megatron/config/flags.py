@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import math
 import signal
 import textwrap
 import types
@@ -182,11 +183,14 @@ def parse_int(text: str) -> int:
 
 
 def parse_float(text: str) -> float:
-    """A number."""
+    """A finite number."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ValueError("expected a number") from None
+    if not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    return value
 
 
 def parse_int_pair(text: str) -> tuple[int, int]:

@@ -54,9 +54,9 @@ DIFFERENCES: dict[str, str] = {
     "exit_signal_handler": "SIGTERM and SIGINT are handled without it; it adds --exit-signal.",
     "num_query_groups": "Refused without --group-query-attention, where Megatron ignores it.",
     "rampup_batch_size": "Works; Megatron accepts it and trains with the whole batch from the start.",
-    "bias_gelu_fusion": "Only says which GELU: exact with the flag, without it the tanh approximation if biases exist.",
+    "bias_gelu_fusion": "Only says which GELU: exact with the flag, else the tanh form where there are biases.",
     "use_checkpoint_args": "A typed flag that contradicts the stored model is refused instead of overwritten.",
-    "exit_on_missing_checkpoint": "Concerns an empty --load directory; a --load that does not exist is always an error.",
+    "exit_on_missing_checkpoint": "Concerns an empty --load directory; one that does not exist is always an error.",
     "sequence_parallel": "Without effect on one tensor-parallel rank, and said so.",
 }
 

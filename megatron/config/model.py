@@ -45,7 +45,7 @@ class ModelConfig:
     """Leave out the bias of every linear layer."""
     swiglu: bool = flag(False)
     """Gated MLP with SiLU: silu(gate) x up."""
-    geglu: bool = flag(False)
+    geglu: bool = flag(False, own=True)
     """Gated MLP with GELU: gelu(gate) x up."""
     squared_relu: bool = flag(False)
     """MLP activation relu(x) squared."""
@@ -101,9 +101,9 @@ class ModelConfig:
     embedding_init_method_std: float | None = flag(None)
     """Standard deviation of the initial word and position embeddings. None: --init-method-std."""
     num_experts: int | None = flag(None)
-    """Number of experts of a mixture of experts. Not supported yet."""
+    """Number of experts of a mixture of experts. Not yet supported."""
     moe_router_topk: int = flag(2)
-    """Experts per token. Not supported yet."""
+    """Experts per token. Not yet supported."""
 
     def __post_init__(self) -> None:
         raise_if(self.problems())

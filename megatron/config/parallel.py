@@ -106,8 +106,8 @@ class ParallelConfig:
         strategy = self.data_parallel_sharding_strategy
         if strategy in ("optim_grads", "optim_grads_params"):
             lines.append(
-                f"--data-parallel-sharding-strategy {strategy}: sharded gradients and parameters are not supported "
-                "yet; use "
+                f"--data-parallel-sharding-strategy {strategy}: sharded gradients and parameters are "
+                "not yet supported; use "
                 "optim or no_shard"
             )
         if strategy == "no_shard" and self.use_distributed_optimizer:

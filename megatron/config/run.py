@@ -69,17 +69,7 @@ class RunConfig:
 
         What a run must have and the line leaves out is filled in: one sequence of 32 mock tokens and one step.
         """
-        words = shlex.split(flags)
-        given = read_words(words, (*CONCERNS.values(), *extra_configs)).values
-        fill: dict[str, Any] = {"micro_batch_size": 1, "seq_length": 32, "lr": 1e-3}
-        fill["max_position_embeddings"] = given.get("seq_length", 32)
-        if not given.keys() & {"train_iters", "train_samples"}:
-            fill["train_iters"] = 1
-        if not given.keys() & {name for name in given if name.endswith(("data_path", "data_args_path"))}:
-            fill["mock_data"] = True
-        if "tokenizer_type" not in given:
-            fill.update(tokenizer_type="NullTokenizer", vocab_size=128)
-        return parse(words, world_size, extra_configs, fallback=fill)
+        return parse(shlex.split(flags), world_size, extra_configs, fill_in=_small_run)
 
     def origin(self, name: str) -> str:
         """Where the value of field `name` came from: typed, file, stored or default."""
@@ -273,13 +263,13 @@ def parse(
     extra_configs: Sequence[type] = (),
     *,
     read_stored: Callable[[CheckpointConfig], Mapping[str, Any] | None] | None = None,
-    fallback: Mapping[str, Any] | None = None,
+    fill_in: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> RunConfig:
     """The configuration that `argv` asks for, checked; ConfigError holds every problem found.
 
     extra_configs: dataclasses of `flag` fields that a fork adds. read_stored: called under --use-checkpoint-args,
     returns what `to_dict` stored in the checkpoint that --load names, or None when there is none; ValueError and
-    OSError become problems. fallback: field -> value, in place of defaults.
+    OSError become problems. fill_in: given fields -> fields with values in place of their defaults.
     """
     concerns = (*CONCERNS.values(), *extra_configs)
     typed = read_words(argv, concerns)
@@ -295,11 +285,13 @@ def parse(
             problems.extend(error.problems)
     given = {**file_values, **typed.values}
     origins = {**dict.fromkeys(file_values, "file"), **dict.fromkeys(typed.values, "typed")}
-    if given.get("use_checkpoint_args") and given.get("load") and read_stored is not None:
+    if given.get("use_checkpoint_args") and read_stored is None:
+        problems.append("--use-checkpoint-args: this program does not read configurations from checkpoints; drop it")
+    elif given.get("use_checkpoint_args") and given.get("load"):
         taken = _take_stored(unchecked(CheckpointConfig, given), given, read_stored, problems)
         origins = {**dict.fromkeys(taken, "stored"), **origins}
         given = {**taken, **given}
-    values = {**(fallback or {}), **given}
+    values = {**(fill_in(given) if fill_in is not None else {}), **given}
     extras = [_build_extra(concern, values, problems) for concern in extra_configs]
     config = RunConfig(
         **{name: unchecked(concern, values) for name, concern in CONCERNS.items()},
@@ -313,6 +305,19 @@ def parse(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return config
+
+
+def _small_run(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `RunConfig.from_flags` fills in."""
+    fill: dict[str, Any] = {"micro_batch_size": 1, "seq_length": 32, "lr": 1e-3}
+    fill["max_position_embeddings"] = given.get("seq_length", 32)
+    if not given.keys() & {"train_iters", "train_samples"}:
+        fill["train_iters"] = 1
+    if not any(name.endswith(("data_path", "data_args_path")) for name in given):
+        fill["mock_data"] = True
+    if "tokenizer_type" not in given:
+        fill.update(tokenizer_type="NullTokenizer", vocab_size=128)
+    return fill
 
 
 def _take_stored(checkpoint: CheckpointConfig, given: dict[str, Any], read_stored, problems: list[str]) -> dict:
