@@ -156,10 +156,9 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             reporter.close()
     except (ValueError, OSError) as error:
-        hint = (
-            "\nnothing was written; --on-bad-line skip leaves such lines out" if isinstance(error, BadLineError) else ""
-        )
-        print(f"error: {error}{hint}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, BadLineError):
+            print("nothing was written; --on-bad-line skip leaves such lines out", file=sys.stderr)
         return 1
     print(f"{progress.summary()} in {time.monotonic() - start:.1f} s")
     for key in arguments.json_keys:

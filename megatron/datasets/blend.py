@@ -95,7 +95,7 @@ def exhaustive_order(sizes: Sequence[int]) -> BlendOrder:
     """Every sample of every source once, in proportion to the sizes; sources drop out when they are spent."""
     sizes = np.asarray(sizes, dtype=np.int64)
     total = int(sizes.sum())
-    shares = sizes / np.float64(total)
+    shares = sizes / np.float64(max(total, 1))
     choices = np.empty(total, dtype=np.int32)
     counts, lag = np.zeros(len(sizes)), np.empty(len(sizes))
     spent = np.where(sizes == 0, -np.inf, 0.0)

@@ -57,22 +57,8 @@ def build_datasets(
 
 
 def data_plan(config: RunConfig, tokenizer: Tokenizer) -> DataPlan:
-    """The plan the data flags ask for; ValueError when none or several sources are named."""
+    """The plan the data flags ask for. That they name exactly one source, the configuration has checked."""
     data = config.data
-    sources = {
-        "--data-path": data.data_path,
-        "--data-args-path": data.data_args_path,
-        "--per-split-data-args-path": data.per_split_data_args_path,
-        "--train-data-path, --valid-data-path, --test-data-path": (
-            data.train_data_path or data.valid_data_path or data.test_data_path
-        ),
-        "--mock-data": data.mock_data or None,
-    }
-    named = [flag for flag, value in sources.items() if value is not None]
-    if len(named) != 1:
-        choice = "; ".join(sources)
-        given = " and ".join(named) if named else "none"
-        raise ValueError(f"data comes from exactly one of: {choice}. Given: {given}")
     blend, per_split = None, None
     if data.data_path is not None:
         blend = parse_blend(data.data_path, "--data-path")
@@ -85,8 +71,6 @@ def data_plan(config: RunConfig, tokenizer: Tokenizer) -> DataPlan:
         per_split = tuple(
             None if path is None else parse_blend(path, f"--{name}-data-path") for name, path in zip(SPLIT_NAMES, paths)
         )
-    if per_split is not None and data.split is not None:
-        raise ValueError(f"--split {data.split} divides one source and cannot be used with {named[0]}; leave it out")
     return DataPlan(
         sequence_length=data.seq_length,
         seed=config.training.seed,

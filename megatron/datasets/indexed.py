@@ -45,7 +45,7 @@ def token_dtype(vocab_size: int | None) -> np.dtype:
 
 
 def fitting(tokens: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The ids in the stored type, contiguous; ValueError when one does not fit, since it would wrap to another token."""
+    """The ids in the stored type, contiguous; ValueError when one does not fit, as it would become another token."""
     if tokens.dtype != dtype and len(tokens):
         limits = np.iinfo(dtype)
         lowest, highest = int(tokens.min()), int(tokens.max())

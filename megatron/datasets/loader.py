@@ -1,4 +1,4 @@
-"""The loader: the microbatches of each step, as a function of the number of samples consumed before it and nothing else.
+"""The loader: the microbatches of each step, a function of the number of samples consumed before it and nothing else.
 
 Step data is samples `consumed` to `consumed + global_batch_size` of the run; microbatch i of data-parallel rank r is
 the block that starts at `consumed + (i * dp_size + r) * micro_batch_size`. So every layout and every resume sees the

@@ -99,9 +99,7 @@ def check_inputs(paths: Sequence[str], keys: Sequence[str]) -> None:
             raise ValueError(f"--input {path}: no such file")
         suffix = Path(path.removesuffix(".gz")).suffix
         if suffix not in SUFFIXES:
-            raise ValueError(
-                f"--input {path}: expected a name ending in {', '.join(SUFFIXES)}, or one of them plus .gz"
-            )
+            raise ValueError(f"--input {path}: the name must end in {', '.join(SUFFIXES)}, or one of them plus .gz")
         if suffix == ".txt" and len(keys) != 1:
             raise ValueError(f"--input {path} is plain text and fills one key, but --json-keys names {' '.join(keys)}")
 

@@ -10,7 +10,6 @@ import pytest
 from megatron.datasets.blend import Blend, BlendedDataset
 from megatron.datasets.build import DataPlan, build_splits
 from megatron.datasets.masks import MaskRules
-from megatron.datasets.sample_index import build_sample_order
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 RECORD = json.loads((GOLDEN / "golden.json").read_text())
