@@ -1,4 +1,4 @@
-"""The seam to apex and Transformer Engine: refused where missing or unknown; with stand-ins of their interface, equal to ours."""
+"""The seam to apex and Transformer Engine: refused where missing or unknown, equal to ours with stand-ins."""
 
 from __future__ import annotations
 

@@ -108,7 +108,14 @@ def test_flags():
     assert scale.max_stuck_steps == 5
 
 
-@pytest.mark.parametrize(("changes", "says"), [({"minimum": 2.0**11}, "--min-loss-scale"), ({"hysteresis": 0}, "--hysteresis 0"), ({"window": 0}, "--loss-scale-window 0")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"minimum": 2.0**11}, "--min-loss-scale"),
+        ({"hysteresis": 0}, "--hysteresis 0"),
+        ({"window": 0}, "--loss-scale-window 0"),
+    ],
+)
 def test_impossible_settings_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         dynamic(**changes)

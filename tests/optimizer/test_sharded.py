@@ -79,7 +79,7 @@ def test_a_run_with_a_skipped_step_equals_one_without_it():
 
 
 def fp16_run(ctx: ParallelContext, steps: int, overflow_at: dict[int, int], restart_at: tuple[int, ...] = ()) -> list:
-    """Train with a dynamic scale; `overflow_at` step -> the rank whose gradients overflow. Rebuilt from its state at each restart."""
+    """Train with a dynamic scale; `overflow_at`: step -> rank that overflows (-1: all). Rebuilt at each restart."""
 
     def fresh():
         scale = DynamicLossScale(initial=2.0**10, minimum=1.0, window=2, hysteresis=2, device=ctx.device)
@@ -149,7 +149,8 @@ def test_sgd_over_buckets():
             for sample in range(2):
                 (plain(inputs(step, sample)) / 2).backward()
             reference.step()
-        assert_equal(weights(network), weights(plain))
+        # the kernel rounds the end of a vector of 12 otherwise than the inside of a bucket
+        assert_equal(weights(network), weights(plain), rtol=1e-5, atol=1e-7)
 
     run_ranks(1, check)
     run_ranks(2, check)
