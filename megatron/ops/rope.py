@@ -83,6 +83,10 @@ class _Rope(torch.autograd.Function):
         return _rotate(g, cos, sin, ctx.interleaved, backwards=True), None, None, None
 
 
-def apply_rotary(x_SBND: torch.Tensor, angles: RotaryAngles) -> torch.Tensor:
-    """Rotate the first R entries of every head by its token's angles; a new contiguous tensor in x's dtype."""
-    return _Rope.apply(x_SBND, angles.cos, angles.sin, angles.interleaved)
+def apply_rotary(x: torch.Tensor, angles: RotaryAngles) -> torch.Tensor:
+    """Rotate the first R entries of every head by its token's angles: x [S, B, heads, D] or [S, B, groups, heads, D].
+
+    Returns a new contiguous tensor in x's dtype.
+    """
+    cos, sin = (t.unsqueeze(2) if x.dim() == 5 else t for t in (angles.cos, angles.sin))
+    return _Rope.apply(x, cos, sin, angles.interleaved)

@@ -38,6 +38,11 @@ class _LookUp(torch.autograd.Function):
         return None, dw.to(ctx.dtype), None, None
 
 
+def look_up(ids: torch.Tensor, weight: torch.Tensor, *, first: int = 0, sum_wide: bool) -> torch.Tensor:
+    """Rows of `weight` [n, h] for ids from `first` on, zero for ids outside; `sum_wide`: sum gradients in fp32."""
+    return _LookUp.apply(ids, weight, first, sum_wide)
+
+
 class VocabParallelEmbedding(nn.Module):
     """tokens int64 [b, s], the same on all tp ranks -> the residual stream ([s/t, b, h] or [s, b, h])."""
 
@@ -50,5 +55,5 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        partial = _LookUp.apply(tokens.t().contiguous(), self.weight, self.first_row, self.sum_wide)
+        partial = look_up(tokens.t().contiguous(), self.weight, first=self.first_row, sum_wide=self.sum_wide)
         return leave_split(partial, self.group, self.sequence_parallel)

@@ -1,0 +1,1 @@
+"""The network: GPT and Llama families from one configuration, cut into pipeline stages."""

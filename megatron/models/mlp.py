@@ -1,0 +1,60 @@
+"""The MLP of a block, gated or not, split over tp by its inner width."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from megatron.config.run import RunConfig
+from megatron.distributed.context import ParallelContext
+from megatron.ops.activation import ACTIVATIONS
+from megatron.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, residual_partial_over
+from megatron.topology.param_spec import Normal, ParamSpec
+
+
+class MLP(nn.Module):
+    """Residual stream -> residual stream. A gated fc1 is (gate, up) x width: a rank holds its gate rows, then its up rows."""
+
+    def __init__(self, config: RunConfig, ctx: ParallelContext, layer_number: int):
+        super().__init__()
+        model, ffn = config.model, config.ffn_size
+        name = f"decoder.layers.{layer_number}.mlp"
+        inner, inner_axes = ((2, ffn), (None, "tp")) if model.gated_linear_unit else ((ffn,), ("tp",))
+        self.activation = ACTIVATIONS[model.activation]
+        self.linear_fc1 = ColumnParallelLinear(
+            ctx,
+            ParamSpec(
+                name=f"{name}.linear_fc1.weight",
+                shape=(*inner, model.hidden_size),
+                axes=(*inner_axes, None),
+                fold=len(inner),
+                init=Normal(model.init_method_std),
+            ),
+            ParamSpec(name=f"{name}.linear_fc1.bias", shape=inner, axes=inner_axes, fold=len(inner), decay=False)
+            if model.add_bias_linear
+            else None,
+        )
+        self.linear_fc2 = RowParallelLinear(
+            ctx,
+            ParamSpec(
+                name=f"{name}.linear_fc2.weight",
+                shape=(model.hidden_size, ffn),
+                axes=(None, "tp"),
+                init=Normal(model.init_method_std / math.sqrt(2.0 * model.num_layers)),
+            ),
+            ParamSpec(
+                name=f"{name}.linear_fc2.bias",
+                shape=(model.hidden_size,),
+                axes=(None,),
+                decay=False,
+                partial_over=residual_partial_over(ctx),
+            )
+            if model.add_bias_linear
+            else None,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [S' B H] -> [S' B H]."""
+        return self.linear_fc2(self.activation(self.linear_fc1(x)))
