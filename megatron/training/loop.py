@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from megatron.distributed.collectives import all_gather_object
 from megatron.distributed.device import HostCopy, memory_bytes, read_lag
 from megatron.training.evaluate import Evaluation, evaluate
 from megatron.training.flops import model_flops
@@ -97,7 +98,7 @@ class Loop:
                 if not self._evaluate("valid", is_final=False):
                     self._reason = "signal"
             if self._is_due(config.checkpoint.save_interval):
-                self._flush()
+                self._read_votes(0)
                 save_if_new(run)
             if self._reason is not None:
                 return self._reason
@@ -113,7 +114,7 @@ class Loop:
         run, position = self.run, self.run.position
         batch_size = run.config.batch_size_at(position.consumed_samples)
         with run.ledger.phase("step", step=position.iteration + 1):
-            with run.ledger.phase("data"):
+            with run.ledger.phase("data"), run.timers.span("batch-generator", 1):
                 batches = [to_device(batch, run.ctx.device) for batch in run.loaders["train"].next_step(batch_size)]
             result = train_step(run, batches, Wishes(self.stop.is_set, self._is_deadline_past()))
             is_committed = self._settle(result.ok)
@@ -187,6 +188,8 @@ class Loop:
             )
             wants_memory = run.config.logging.log_memory_to_tensorboard
             run.reporter.interval(records, summary, memory_bytes(run.ctx.device) if wants_memory else None)
+            if run.timers.level > 0:
+                run.reporter.timings(all_gather_object(run.timers.take(), run.ctx.world), summary)
             if self.on_record is not None:
                 for record in records:
                     self.on_record(record)

@@ -7,14 +7,17 @@ fields (tokens per second, model TFLOP/s per rank, MFU) stand at its end. Only t
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TextIO
 
 from megatron.training.metrics import StepRecord, Summary
 from megatron.training.progress import Progress, wants_bar
 from megatron.training.sinks import Sink
+from megatron.training.timers import timing_lines
 
 
 def log_line(summary: Summary, total_iterations: int, *, now: datetime, with_throughput: bool = False) -> str:
@@ -28,7 +31,7 @@ def log_line(summary: Summary, total_iterations: int, *, now: datetime, with_thr
     if with_throughput:
         parts.append(f" throughput per GPU (TFLOP/s/GPU): {summary.tflops_per_rank:.1f} |")
     parts += [
-        f" learning rate: {last.learning_rate:.6E} |",
+        f" learning rate: {as_fp32(last.learning_rate):.6E} |",
         f" global batch size: {last.batch_size:5d} |",
     ]
     if not math.isnan(summary.loss):
@@ -46,6 +49,11 @@ def log_line(summary: Summary, total_iterations: int, *, now: datetime, with_thr
         f" MFU: {100 * summary.mfu:.2f}% |",
     ]
     return "".join(parts)
+
+
+def as_fp32(value: float) -> float:
+    """The nearest fp32 number: Megatron's rate is one, which shows in the last digit that it prints."""
+    return struct.unpack("f", struct.pack("f", value))[0]
 
 
 def perplexity(loss: float) -> float:
@@ -70,11 +78,13 @@ class Reporter:
         logging,
         total_iterations: int,
         world_size: int,
+        save_directory: str | None = None,
         sinks: Sequence[Sink] = (),
         stream: TextIO | None = None,
     ):
         self.is_first, self.logging, self.total_iterations = is_first, logging, total_iterations
         self.world_size, self.sinks, self.progress = world_size, list(sinks), None
+        self.save_directory = save_directory
         self.has_bar = wants_bar(logging.progress_bar, 0 if is_first else 1)
         self.stream = sys.stdout if stream is None else stream
 
@@ -126,6 +136,24 @@ class Reporter:
                 "time": datetime.now().isoformat(),
             }
         )
+
+    def timings(self, by_rank: Sequence[dict[str, float]], summary: Summary) -> None:
+        """The parts of the interval's steps, over the ranks; in TensorBoard the slowest rank's."""
+        if not self.is_first:
+            return
+        for line in timing_lines(by_rank, summary.steps, self.logging.timing_log_option):
+            self.say(line)
+        if self.logging.log_timers_to_tensorboard:
+            for name in dict.fromkeys(name for seconds in by_rank for name in seconds):
+                slowest = max(seconds.get(name, 0.0) for seconds in by_rank)
+                self._scalar(f"{name}-time", slowest / summary.steps, summary.last.iteration)
+
+    def note(self, text: str) -> None:
+        """Append a line to progress.txt in --save, with --log-progress."""
+        if self.is_first and self.logging.log_progress and self.save_directory is not None:
+            stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+            with open(Path(self.save_directory) / "progress.txt", "a", encoding="utf-8") as file:
+                file.write(f"{stamp}\t# processes: {self.world_size}\t{text}\n")
 
     def evaluation(
         self, loss: float, tokens: int, *, split: str, iteration: int, consumed_samples: int, is_final: bool

@@ -54,6 +54,7 @@ def save(run: Run) -> None:
         )
     run.saved_iteration = position.iteration
     run.ledger.mark("durable", step=position.iteration)
+    run.reporter.note(f"Saved checkpoint\tIteration: {position.iteration}")
     run.reporter.say(f"saved checkpoint at iteration {position.iteration} to {path}")
 
 

@@ -58,7 +58,14 @@ def train_step(run: Run, batches: Sequence[Batch], wishes: Wishes) -> StepResult
     run.buckets.zero_grads()
     run.buckets.start_step(len(batches))
     with run.timers.span("forward-backward", 1):
-        outputs = run_schedule(run.schedule(len(batches)), run.stages, batches, ctx.pp, grad_scale=weights.__getitem__)
+        outputs = run_schedule(
+            run.schedule(len(batches)),
+            run.stages,
+            batches,
+            ctx.pp,
+            grad_scale=weights.__getitem__,
+            record=run.timers.record_op if run.timers.level > 1 else None,
+        )
         run.buckets.finish_reduce()
     with run.timers.span("optimizer", 1):
         loss, is_local_loss_bad, votes = _sum_over_world(outputs, tokens, ctx, wishes)

@@ -80,6 +80,7 @@ def train(
         logging=config.logging,
         total_iterations=config.train_iterations,
         world_size=ctx.mesh.world_size,
+        save_directory=config.checkpoint.save,
         stream=stream,
     )
     with _user_errors(), ledger.phase("init"):
@@ -92,6 +93,7 @@ def train(
             load(run)
             attach_data(run)
             reporter.begin(run.position.iteration, open_sinks(config, run.position.iteration) if ctx.rank == 0 else ())
+        reporter.note(f"Starting job\tIteration: {run.position.iteration}")
         return Loop(run, stop, on_record).train()
     finally:
         run.close()

@@ -74,6 +74,7 @@ class Curves:
 
 def reporter(sink, **flags):
     logging = SimpleNamespace(
+        progress_bar="off", timing_log_option="minmax", log_progress=True,
         log_throughput=True, tensorboard_log_interval=1, log_loss_scale_to_tensorboard=True,
         log_world_size_to_tensorboard=False, log_memory_to_tensorboard=True, log_timers_to_tensorboard=True,
         log_validation_ppl_to_tensorboard=True,
