@@ -58,6 +58,8 @@ class Bucket:
             param.data = home
             self.grad_views.append(self.grads[slot.start : slot.stop].view(param.shape))
         self.accumulates_in_place = grad_dtype == dtype
+        """Whether autograd itself adds to the flat gradients: `param.grad` is a view of them."""
+        self._is_written = [True] * len(layout.slots)
         self.has_master = dtype != torch.float32
         kept = self.params[self.kept.start : self.kept.stop]
         self.master = kept.float() if self.has_master else kept
@@ -83,12 +85,28 @@ class Bucket:
         """[owned.numel] weights that this rank counts in norms."""
         return self.master[self.owned.start - self.kept.start :][: self.owned.numel]
 
+    def zero_grads(self) -> None:
+        """Begin new sums. What `accumulate` is going to write needs no zeros first."""
+        if self.accumulates_in_place:
+            self.grads.zero_()
+        else:
+            self._is_written = [False] * len(self._is_written)
+
+    @torch.no_grad()
     def accumulate(self, slot: int, grad: torch.Tensor) -> None:
         """Add `grad` (parameter's shape and dtype) to the flat gradients."""
-        self.grad_views[slot].add_(grad)
+        if self._is_written[slot]:
+            self.grad_views[slot].add_(grad)
+        else:
+            self.grad_views[slot].copy_(grad)
+            self._is_written[slot] = True
 
     def start_reduce(self) -> Work:
         """Start summing gradients over the group; the buffer may be touched again after the work is waited for."""
+        for slot, is_written in enumerate(self._is_written):
+            if not is_written:
+                self.grad_views[slot].zero_()
+        self._is_written = [True] * len(self._is_written)
         if self.is_sharded:
             return reduce_scatter_into_(self.kept_grads, self.grads, self.group, async_op=True)
         return all_reduce_(self.grads, self.group, async_op=True)

@@ -76,9 +76,9 @@ class Buckets:
         return iter(self.buckets)
 
     def zero_grads(self) -> None:
-        """Make all gradients zero; autograd adds to the flat buffers from here on."""
+        """Begin a step: gradients that arrive from here on make new sums."""
         for bucket in self.buckets:
-            bucket.grads.zero_()
+            bucket.zero_grads()
             if bucket.accumulates_in_place:
                 for slot, view in zip(bucket.layout.slots, bucket.grad_views, strict=True):
                     self.params[slot.index].grad = view

@@ -7,7 +7,7 @@ import torch
 
 from megatron.distributed.context import ParallelContext
 from tests.helpers.ranks import run_ranks
-from tests.helpers.small_network import RATES, backward, built
+from tests.helpers.small_network import RATES, backward, built, inputs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -103,3 +103,19 @@ def test_weights_written_from_outside_become_the_master():
         assert all((param == 0.5).all() for param in network.parameters())
 
     run_ranks(2, check, params_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_parameter_without_a_gradient_gets_zeros_not_those_of_the_last_step(dtype):
+    def check(ctx: ParallelContext) -> None:
+        network, buckets, _ = built(ctx)
+        backward(network, buckets, 0, 2)
+        buckets.zero_grads()
+        buckets.start_step(1)
+        network.layers[1](inputs(0, 0, dtype)).sum().backward()
+        buckets.finish_reduce()
+        for bucket in buckets:
+            for slot, view in zip(bucket.layout.slots, bucket.grad_views):
+                assert bool(view.any()) == (".1." in slot.spec.name)
+
+    run_ranks(1, check, params_dtype=dtype)
