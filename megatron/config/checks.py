@@ -136,7 +136,12 @@ def _pipeline(config: Any) -> list[str]:
         num_chunks = config.pipeline_layout.num_chunks
     except ValueError as error:
         return str(error).splitlines()
-    chosen = parallel.pipeline_schedule
+    chosen, group = parallel.pipeline_schedule, parallel.microbatch_group_size_per_virtual_pipeline_stage
+    if num_chunks > 1 and group is not None and group < parallel.pipeline_model_parallel_size:
+        return [
+            f"--microbatch-group-size-per-virtual-pipeline-stage {group} is below --pipeline-model-parallel-size "
+            f"{parallel.pipeline_model_parallel_size}: a stage would wait for itself; use that size or more"
+        ]
     if chosen == "interleaved" and num_chunks == 1:
         return [
             "--pipeline-schedule interleaved needs virtual stages; give --num-virtual-stages-per-pipeline-rank 2 or "

@@ -70,16 +70,12 @@ class DataConfig:
     """vocab.json of GPT2BPETokenizer."""
     merge_file: str | None = flag(None)
     """merges.txt of GPT2BPETokenizer."""
-    vocab_extra_ids: int = flag(0)
-    """Extra tokens added to the vocabulary."""
     tiktoken_pattern: str | None = flag(None, choices=("v1", "v2"))
     """Pre-tokenisation pattern of TikTokenizer. None: v2."""
     tiktoken_num_special_tokens: int = flag(1000)
     """Special tokens of TikTokenizer, placed first."""
     tokenizer_special_tokens: tuple[str, ...] | None = flag(None, nargs="+")
     """Special tokens of TikTokenizer or SentencePieceTokenizer."""
-    trust_remote_code: bool = flag(False)
-    """Let HuggingFaceTokenizer run code that comes with the tokenizer."""
     null_tokenizer_eod_id: int | None = flag(None)
     """End-of-document token of NullTokenizer. None: the vocabulary size."""
     null_tokenizer_pad_id: int = flag(-1)
@@ -92,9 +88,7 @@ class DataConfig:
         """What is wrong with this concern by itself, a line each."""
         lines = required(self, "seq_length", "tokenizer_type")
         lines += at_least(self, 1, "seq_length", "vocab_size")
-        lines += at_least(
-            self, 0, "num_workers", "vocab_extra_ids", "mid_level_dataset_surplus", "tiktoken_num_special_tokens"
-        )
+        lines += at_least(self, 0, "num_workers", "mid_level_dataset_surplus", "tiktoken_num_special_tokens")
         if self.dataloader_type == "external":
             lines.append("--dataloader-type external is not supported; use single or cyclic")
         return lines + self._source_problems() + self._split_problems() + self._tokenizer_problems()

@@ -148,6 +148,9 @@ NO_EFFECT: dict[str, str] = {
     "timings use no barrier of their own": """
         --no-barrier-with-level-1-timing
     """,
+    "tokenizers are read from their files; no code that comes with them is run": """
+        --trust-remote-code
+    """,
     "the fast tokenizer is always used": """
         --tokenizer-hf-no-use-fast --use-gigatoken
     """,

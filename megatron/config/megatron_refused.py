@@ -220,8 +220,8 @@ REFUSED: dict[str, str] = {
         --phase-transition-iterations=
     """,
     "this tokenizer option is not supported": """
-        --tokenizer-metadata= --tokenizer-sentencepiece-legacy --tokenizer-hf-no-include-special-tokens
-        --no-tokenizer-sentencepiece-ignore-extra-whitespaces
+        --vocab-extra-ids=0 --tokenizer-metadata= --tokenizer-sentencepiece-legacy
+        --tokenizer-hf-no-include-special-tokens --no-tokenizer-sentencepiece-ignore-extra-whitespaces
         --disable-tokenizer-sentencepiece-ignore-extra-whitespaces
     """,
     "flags in a file are given with --config": """

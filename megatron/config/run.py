@@ -289,6 +289,8 @@ def parse(
         problems.append("--use-checkpoint-args: this program does not read configurations from checkpoints; drop it")
     elif given.get("use_checkpoint_args") and given.get("load"):
         taken = _take_stored(unchecked(CheckpointConfig, given), given, read_stored, problems)
+        if taken is None:  # without the model every further line would be about what the checkpoint should have said
+            raise ConfigError(problems)
         origins = {**dict.fromkeys(taken, "stored"), **origins}
         given = {**taken, **given}
     values = {**(fill_in(given) if fill_in is not None else {}), **given}
@@ -320,19 +322,19 @@ def _small_run(given: Mapping[str, Any]) -> dict[str, Any]:
     return fill
 
 
-def _take_stored(checkpoint: CheckpointConfig, given: dict[str, Any], read_stored, problems: list[str]) -> dict:
-    """Fields to take from the checkpoint under --use-checkpoint-args."""
+def _take_stored(checkpoint: CheckpointConfig, given: dict[str, Any], read_stored, problems: list[str]) -> dict | None:
+    """Fields to take from the checkpoint under --use-checkpoint-args; None when it cannot be read."""
     try:
         stored = read_stored(checkpoint)
     except (ValueError, OSError) as error:
-        problems.append(f"--use-checkpoint-args --load {checkpoint.load}: {' '.join(str(error).split())}")
-        return {}
+        problems.append(f"--use-checkpoint-args: {' '.join(str(error).split())}")
+        return None
     if stored is None:
         problems.append(
             f"--use-checkpoint-args --load {checkpoint.load}: there is no checkpoint to take the configuration from; "
             "correct --load or drop --use-checkpoint-args"
         )
-        return {}
+        return None
     taken = take_stored(stored, given, checkpoint.use_tokenizer_model_from_checkpoint_args)
     merged = {**taken, **given}
     problems.extend(

@@ -93,6 +93,11 @@ ONE_LINE = [
     (PAIR + "--pipeline-schedule interleaved", 2, "--pipeline-schedule interleaved needs virtual stages"),
     (PAIR + "--pipeline-schedule gpipe --num-virtual-stages-per-pipeline-rank 2", 2, "use interleaved"),
     (PAIR + "--microbatch-group-size-per-virtual-pipeline-stage 2", 2, "ignored without virtual stages"),
+    (
+        PAIR + "--num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-virtual-pipeline-stage 1",
+        2,
+        "--microbatch-group-size-per-virtual-pipeline-stage 1 is below --pipeline-model-parallel-size 2",
+    ),
     # batches and lengths
     ("--train-samples 8 --train-iters 2", 1, "both set the length of the run"),
     ("--train-samples 8 --lr-warmup-iters 2", 1, "use --lr-warmup-samples"),
