@@ -6,6 +6,7 @@ master weights from its gradients, publish. Gradients are sums over microbatches
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -22,8 +23,8 @@ class Buckets:
     """Lays the parameters out in buckets and moves gradients and weights between ranks.
 
     Args:
-        params: this rank's parameters (each with its `.spec`) in model order; one that is listed twice counts once.
-            They become views of the buckets.
+        params: this rank's parameters (each with its `.spec`) in model order, one that two stages use listed for
+            each: it receives two gradients per microbatch. They become views of the buckets.
         ctx: groups and place of this rank.
         sharding: "no_shard" (DDP) or "optim" (ZeRO-1).
         grad_dtype: of gradient sums and of their reduction.
@@ -43,7 +44,8 @@ class Buckets:
         overlap_param_gather: bool = False,
         bucket_numel: int | None = None,
     ):
-        self.params: list[torch.nn.Parameter] = list(dict.fromkeys(params))
+        uses = Counter(params)
+        self.params: list[torch.nn.Parameter] = list(uses)
         self.ctx = ctx
         self.overlap_param_gather = overlap_param_gather
         residency = residency_of(sharding)
@@ -62,7 +64,8 @@ class Buckets:
             Bucket(layout, [self.params[slot.index] for slot in layout.slots], ctx, residency, grad_dtype)
             for layout in self.plan.buckets
         ]
-        self._queue = ReductionQueue(self.buckets, overlap_grad_reduce)
+        uses_by_slot = [[uses[self.params[slot.index]] for slot in layout.slots] for layout in self.plan.buckets]
+        self._queue = ReductionQueue(self.buckets, overlap_grad_reduce, uses_by_slot)
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {}
         for number, bucket in enumerate(self.buckets):
             for place, slot in enumerate(bucket.layout.slots):
@@ -126,5 +129,5 @@ class Buckets:
 
 
 def parameters_in_model_order(stages: Sequence[torch.nn.Module]) -> list[torch.nn.Parameter]:
-    """All parameters of this rank's stages; shared ones once, where they are met first."""
-    return list(dict.fromkeys(param for stage in stages for param in stage.parameters()))
+    """All parameters of this rank's stages, in order; one that several stages use is there once for each."""
+    return [param for stage in stages for param in stage.parameters()]

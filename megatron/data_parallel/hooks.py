@@ -20,10 +20,12 @@ class ReductionQueue:
     Args:
         buckets: in plan order.
         overlap: start a reduction when the last gradient of the last microbatch is in; else all at the end.
+        uses: for each slot of each bucket, how many stages use the parameter; each sends it a gradient of its own.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], overlap: bool):
+    def __init__(self, buckets: Sequence[Bucket], overlap: bool, uses: Sequence[Sequence[int]]):
         self.buckets = buckets
+        self.uses = uses
         self.overlap = overlap
         self._due: list[list[int]] = [[0] * len(bucket.grad_views) for bucket in buckets]
         self._open: list[int] = [0] * len(buckets)
@@ -31,8 +33,8 @@ class ReductionQueue:
         self._is_armed = False
 
     def arm(self, num_microbatches: int) -> None:
-        """Expect `num_microbatches` gradients of each parameter."""
-        self._due = [[num_microbatches] * len(bucket.grad_views) for bucket in self.buckets]
+        """Expect `num_microbatches` gradients of each parameter from each stage that uses it."""
+        self._due = [[num_microbatches * count for count in of_bucket] for of_bucket in self.uses]
         self._open = [len(bucket.grad_views) for bucket in self.buckets]
         self._works = []
         self._is_armed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron.data_parallel.buckets import Buckets
+from megatron.data_parallel.buckets import Buckets, parameters_in_model_order
 from megatron.distributed.context import ParallelContext
 from megatron.distributed.p2p import exchange
 from megatron.optimizer.adam import Adam
@@ -155,13 +155,24 @@ def test_bf16_gradients_may_be_reduced_in_bf16():
         torch.testing.assert_close(weight, expected["weights"]["decoder.layers.1.weight"], rtol=0.02, atol=0.02)
 
 
-def test_a_shared_parameter_counts_once():
-    def check(ctx: ParallelContext) -> None:
-        network = Network(ctx)
-        buckets = Buckets([*network.parameters(), network.layers[0].weight], ctx)
-        assert len(buckets.params) == len(list(network.parameters()))
+def test_a_parameter_of_two_stages_is_kept_once_and_waits_for_the_gradients_of_both():
+    """As a tied embedding when one rank holds the first and the last stage."""
 
-    run_ranks(1, check)
+    def check(ctx: ParallelContext) -> None:
+        stages = [Network(ctx, 1), Network(ctx, 1)]
+        stages[1].layers[0].weight = stages[0].layers[0].weight
+        buckets = Buckets(parameters_in_model_order(stages), ctx, overlap_grad_reduce=True)
+        assert len(buckets.params) == 5
+        for _ in range(2):
+            buckets.zero_grads()
+            buckets.start_step(2)
+            for sample in range(2):
+                for stage in stages:
+                    stage(inputs(0, sample, ctx.params_dtype)).backward()
+            buckets.finish_reduce()
+
+    run_ranks(2, check)
+    run_ranks(2, check, params_dtype=torch.bfloat16)
 
 
 def test_gather_without_shards_is_refused():

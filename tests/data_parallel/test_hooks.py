@@ -145,7 +145,7 @@ def test_early_buckets_are_held_back():
         work = SimpleNamespace(wait=lambda: None)
         return SimpleNamespace(layout=layout, grad_views=[None], start_reduce=lambda: (started.append(number), work)[1])
 
-    queue = ReductionQueue([bucket(0), bucket(1), bucket(2), bucket(3, crosses_stages=True)], overlap=True)
+    queue = ReductionQueue([bucket(0), bucket(1), bucket(2), bucket(3, crosses_stages=True)], True, [[1]] * 4)
     queue.arm(2)
     for number in (2, 2, 1, 3, 3):
         queue.arrived(number, 0)
