@@ -18,8 +18,9 @@ from megatron.ops.rope import RotaryAngles, rotary_angles, rotary_frequencies
 from megatron.topology.pipeline_layout import Chunk
 
 Batch = Mapping[str, torch.Tensor]
-"""One microbatch on the stage's device: tokens, labels, position_ids int64 [b, s]; loss_mask fp32 [b, s]; sample_ids int64
-[b], the number of each sample in the run; document_ids int32 [b, s] only if attention must not cross documents."""
+"""One microbatch on the stage's device: tokens, labels, position_ids int64 [b, s]; loss_mask fp32 [b, s];
+sample_ids int64 [b], the number of each sample in the run; document_ids int32 [b, s] only if attention must stay inside
+documents."""
 
 
 class BlockFactory(Protocol):

@@ -15,7 +15,7 @@ from megatron.topology.param_spec import Normal, ParamSpec
 
 
 class MLP(nn.Module):
-    """Residual stream -> residual stream. A gated fc1 is (gate, up) x width: a rank holds its gate rows, then its up rows."""
+    """Residual stream -> residual stream. Gated fc1 is (gate, up) x width: a rank holds gate rows, then up rows."""
 
     def __init__(self, config: RunConfig, ctx: ParallelContext, layer_number: int):
         super().__init__()
