@@ -40,9 +40,11 @@ def read_words(words: Sequence[str], concerns: Iterable[type]) -> Reading:
     """Read `words` as flags of `concerns` and of Megatron-LM."""
     reading = Reading({}, [], [])
     ineffective: dict[str, list[str]] = {}
-    parser = _build(tuple(concerns), reading, ineffective)
+    words = _join_negative_values(_rename(split_words(words)))
+    parser = _build(tuple(concerns), reading)
+    _add_megatron(parser, {word.partition("=")[0] for word in words}, reading, ineffective)
     try:
-        _, rest = parser.parse_known_args(_join_negative_values(_rename(split_words(words), reading.problems)))
+        _, rest = parser.parse_known_args(words)
     except _Stop as stop:
         reading.problems.append(str(stop))
         rest = []
@@ -65,7 +67,7 @@ def split_words(words: Iterable[str]) -> list[str]:
     return split
 
 
-def _rename(words: list[str], problems: list[str]) -> list[str]:
+def _rename(words: list[str]) -> list[str]:
     """Put the flags of `RENAMED` into their present form; a value that follows stays where it is."""
     renamed: list[str] = []
     for word in words:
@@ -91,14 +93,12 @@ def _join_negative_values(words: list[str]) -> list[str]:
 
 def help_page(concerns: Iterable[type], program: str = "pretrain_gpt.py") -> str:
     """The text of --help: a group for each concern."""
-    parser = _build(tuple(concerns), Reading({}, [], []), {}, with_help=True)
+    parser = _build(tuple(concerns), Reading({}, [], []), with_help=True)
     parser.prog = program
     return parser.format_help()
 
 
-def _build(
-    concerns: tuple[type, ...], reading: Reading, ineffective: dict[str, list[str]], with_help: bool = False
-) -> _Parser:
+def _build(concerns: tuple[type, ...], reading: Reading, with_help: bool = False) -> _Parser:
     """A parser whose actions write into `reading`."""
     parser = _Parser(
         usage="%(prog)s [flags]",
@@ -112,18 +112,22 @@ def _build(
         texts = help_texts(concern) if with_help else {}
         for option in options(concern):
             _add(group, option, reading, help_line(option, texts[option.field]) if with_help else None)
-    for name, known in known_flags().items():
-        if name not in parser._option_string_actions:
-            parser.add_argument(
-                name,
-                action=_MegatronAction,
-                nargs={0: 0, 1: None}.get(known.arity, "*"),
-                help=argparse.SUPPRESS,
-                flag=known,
-                reading=reading,
-                ineffective=ineffective,
-            )
     return parser
+
+
+def _add_megatron(parser: _Parser, present: set[str], reading: Reading, ineffective: dict[str, list[str]]) -> None:
+    """Let the parser know those of Megatron's other flags that are `present`; all of them would take it a while."""
+    for name in sorted(present & known_flags().keys() - parser._option_string_actions.keys()):
+        known = known_flags()[name]
+        parser.add_argument(
+            name,
+            action=_MegatronAction,
+            nargs={0: 0, 1: None}.get(known.arity, "*"),
+            help=argparse.SUPPRESS,
+            flag=known,
+            reading=reading,
+            ineffective=ineffective,
+        )
 
 
 def _add(group: Any, option: Option, reading: Reading, text: str | None) -> None:
@@ -185,7 +189,7 @@ class _MegatronAction(argparse.Action):
 
 def _unknown(rest: list[str], parser: _Parser) -> list[str]:
     """One line for each unknown flag, with the nearest spelling, and for words that belong to no flag."""
-    spellings = list(parser._option_string_actions)
+    spellings = [*parser._option_string_actions, *known_flags(), *RENAMED]
     problems = []
     value_may_follow = False
     for word in rest:

@@ -19,11 +19,6 @@ TOKENIZER_FIELDS = tuple(
     for option in options(DataConfig)
     if option.field.startswith(("tokenizer", "vocab", "merge", "tiktoken", "null_tokenizer"))
 )
-# Of the model's fields these do not define the function of the weights: a typed value wins, padding is redone.
-FREE_MODEL_FIELDS = frozenset(
-    "hidden_dropout attention_dropout init_method_std embedding_init_method_std mask_vocab_padding "
-    "make_vocab_size_divisible_by pad_vocab_size padded_vocab_size".split()
-)
 # Never taken: padding belongs to the layout, initial values to the start of a run.
 _NOT_TAKEN = frozenset(
     "make_vocab_size_divisible_by pad_vocab_size padded_vocab_size init_method_std embedding_init_method_std".split()
