@@ -40,6 +40,7 @@ Logits = Callable[[torch.Tensor], torch.Tensor]
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -222,6 +223,7 @@ def run(args: argparse.Namespace) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; returns its exit code."""
     args = make_parser().parse_args(argv)
     try:
         texts = run(args)

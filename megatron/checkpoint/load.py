@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from megatron.checkpoint.catalog import Step, find_checkpoint
-from megatron.checkpoint.format import CheckpointDamaged, CheckpointError, CheckpointMismatch, CheckpointNotFound
+from megatron.checkpoint.format import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointMismatch,
+    CheckpointNotFound,
+    Manifest,
+)
 from megatron.checkpoint.pieces import Piece
 from megatron.checkpoint.reader import Checkpoint
 from megatron.distributed.collectives import all_gather_object, broadcast_object
@@ -21,6 +27,7 @@ def load_checkpoint(
     ckpt_step: int | None = None,
     required: bool = False,
     flag: str = "--load",
+    accept: Callable[[Manifest], None] | None = None,
     log: Callable[[str], None] = print,
 ) -> Checkpoint | None:
     """Fill every rank's `pieces` from the newest sound checkpoint of `load`; None for a start from scratch.
@@ -28,12 +35,14 @@ def load_checkpoint(
     Which step is tried and what is an error says `catalog.find_checkpoint`. A step in which any rank finds damage is
     given up by all ranks with a warning that names file and parameter, and the next older one is read instead; with
     `ckpt_step` the damage is an error. CheckpointError reaches all ranks with the text of those that failed. `log`
-    speaks on rank 0 only.
+    speaks on rank 0 only. `accept` may refuse a step by raising before anything is read; it decides alike on all ranks.
     """
     pieces = list(pieces)
     say = log if ctx.rank == 0 else _silent
     steps = _choose(load, ctx, ckpt_step=ckpt_step, required=required, flag=flag, log=say)
     for step in steps:
+        if accept is not None:
+            accept(step.manifest)
         checkpoint, failures, damaged = _read(step, ctx, pieces)
         if not failures:
             return checkpoint

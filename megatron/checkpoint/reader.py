@@ -109,7 +109,8 @@ class Checkpoint:
             if (source := sources[piece.name]) and self.shape(source) != piece.valid
         }
         if wrong:
-            raise CheckpointMismatch(f"{self.path}: {_some(sorted(wrong))}")
+            weights = {text for text in wrong if text.startswith("param/")}
+            raise CheckpointMismatch(f"{self.path}: {_some(sorted(weights or wrong))}")
         if missing and strict:
             raise CheckpointMismatch(f"{self.path} {self._explain(missing)}")
         with torch.no_grad():

@@ -73,8 +73,11 @@ def save_checkpoint(
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for step in prune(final.parent, retention or Retention()):
-            log(f"deleted checkpoint {step.path} (superseded by iteration {iteration})")
+        try:
+            for step in prune(final.parent, retention or Retention()):
+                log(f"deleted checkpoint {step.path} (superseded by iteration {iteration})")
+        except OSError as error:  # the new checkpoint is safe, and the next save tries again
+            log(f"WARNING: could not delete older checkpoints of {final.parent}: {error}")
         return str(final)
 
     try:

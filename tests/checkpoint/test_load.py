@@ -126,6 +126,16 @@ def test_another_model_is_refused_by_name(tmp_path, other, words):
         load_ranks(tmp_path, other)
 
 
+def test_a_step_may_be_refused_before_it_is_read(tmp_path):
+    save_ranks(tmp_path, Layout(dp=2))
+
+    def accept(manifest):
+        raise ValueError(f"--num-layers is 9 here and {manifest.config['layers']} in the checkpoint")
+
+    with pytest.raises(ValueError, match="--num-layers is 9 here and 4"):
+        load_ranks(tmp_path, Layout(dp=2, layers=9), accept=accept)
+
+
 def damage(path, how):
     """Change one file; returns the file's name."""
     if how == "flip":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.checkpoint import writer
+from megatron.checkpoint import retention, writer
 from megatron.checkpoint.catalog import find_checkpoint, list_steps, open_step, read_tracker
 from megatron.checkpoint.format import TRASH, CheckpointError, step_name
 from megatron.checkpoint.reader import Checkpoint
@@ -139,6 +139,19 @@ def test_retention_keeps_multiples_and_the_newest(tmp_path):
         save(tmp_path, iteration, 1.0, Retention(interval=4))
         assert list_steps(tmp_path).complete[0].iteration == iteration
     assert [step.iteration for step in list_steps(tmp_path).complete] == [10, 8, 4]
+
+
+def test_a_step_that_cannot_be_deleted_is_a_warning(tmp_path, monkeypatch):
+    lines = []
+    save_ranks(tmp_path, Layout(), iteration=1)
+
+    def refuse(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(retention, "discard", refuse)
+    save_ranks(tmp_path, Layout(), iteration=2, retention=Retention(keep_last=1), log=lines.append)
+    assert len(lines) == 1 and "WARNING: could not delete" in lines[0] and "Permission denied" in lines[0]
+    assert [step.iteration for step in list_steps(tmp_path).complete] == [2, 1]
 
 
 def test_files_are_the_size_of_the_state(tmp_path):
