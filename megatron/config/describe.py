@@ -46,6 +46,4 @@ def derived(config: Any) -> dict[str, str]:
         "length": f"{config.train_iterations} steps, {config.train_samples_total} sequences, "
         f"{config.train_samples_total * config.data.seq_length} tokens",
     }
-    if config.split is not None:
-        values["split"] = config.split
     return values

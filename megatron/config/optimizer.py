@@ -72,12 +72,6 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         raise_if(self.problems())
 
-    @property
-    def weight_decay_range(self) -> tuple[float, float]:
-        """Weight decay at the start and at the end."""
-        start, end = self.start_weight_decay, self.end_weight_decay
-        return (self.weight_decay if start is None else start, self.weight_decay if end is None else end)
-
     def problems(self) -> list[str]:
         """What is wrong with this concern by itself, a line each."""
         lines = at_least(

@@ -28,11 +28,6 @@ class PrecisionConfig:
     def __post_init__(self) -> None:
         raise_if(self.problems())
 
-    @property
-    def dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale moves."""
-        return self.fp16 and self.loss_scale is None
-
     def problems(self) -> list[str]:
         """What is wrong with this concern by itself, a line each."""
         lines = above_zero(self, "loss_scale", "initial_loss_scale", "min_loss_scale")

@@ -40,7 +40,6 @@ CONCERNS: dict[str, type] = {
     "logging": LoggingConfig,
     "resilience": ResilienceConfig,
 }
-DEFAULT_SPLIT = "969, 30, 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +99,6 @@ class RunConfig:
     def num_kv_heads(self) -> int:
         """Key and value heads."""
         return self.model.num_kv_heads
-
-    def attention_keys(self, layer: int) -> int | None:
-        """Most keys a query of `layer` sees, itself included; None without a window."""
-        window = self.model.window_size
-        return None if window is None or window[0] < 0 else window[0] + 1
 
     def padded_vocab(self, vocab_size: int) -> int:
         """Rows of the embedding for a tokenizer of `vocab_size` tokens."""
@@ -202,44 +196,6 @@ class RunConfig:
     def train_samples_total(self) -> int:
         """Samples of the whole run."""
         return self.batch_schedule.samples_after(self.train_iterations)
-
-    @property
-    def lr_decay_samples_total(self) -> int:
-        """Samples, warm-up included, at which the learning rate reaches its lowest."""
-        if self.training.train_samples is not None:
-            return self.optimizer.lr_decay_samples or self.training.train_samples
-        return (self.optimizer.lr_decay_iters or self.train_iterations) * self.batch_schedule.global_batch_size
-
-    @property
-    def lr_warmup_samples_total(self) -> float:
-        """Samples of warm-up; not always whole (a share of the decay)."""
-        if self.optimizer.lr_warmup_fraction is not None:
-            return self.optimizer.lr_warmup_fraction * self.lr_decay_samples_total
-        if self.training.train_samples is not None:
-            return self.optimizer.lr_warmup_samples
-        return self.optimizer.lr_warmup_iters * self.batch_schedule.global_batch_size
-
-    @property
-    def lr_wsd_decay_samples_total(self) -> int | None:
-        """Samples of WSD's final decay; None with other styles."""
-        if self.optimizer.lr_wsd_decay_iters is not None:
-            return self.optimizer.lr_wsd_decay_iters * self.batch_schedule.global_batch_size
-        return self.optimizer.lr_wsd_decay_samples
-
-    @property
-    def weight_decay_incr_samples(self) -> int:
-        """Samples over which weight decay moves from start to end."""
-        if self.training.train_samples is not None:
-            return self.training.train_samples
-        return self.train_iterations * self.batch_schedule.global_batch_size
-
-    # ---- data
-
-    @property
-    def split(self) -> str | None:
-        """The split that applies: typed, or Megatron's default where one data set serves all three."""
-        one_source = self.data.data_path is not None or self.data.data_args_path is not None
-        return self.data.split if self.data.split is not None or not one_source else DEFAULT_SPLIT
 
 
 def layout_of(model: ModelConfig, parallel: ParallelConfig) -> PipelineLayout:

@@ -38,7 +38,7 @@ def test_megatron_s_own_runs_are_accepted_as_they_stand(model):
     config = parse((model + " " + COMMON).split(), world_size=2)
     assert config.data_parallel_size == 1 and config.num_microbatches(8) == 4
     assert config.padded_vocab(120) == 128
-    assert config.lr_decay_samples_total == 80 and config.lr_warmup_samples_total == 16
+    assert (config.train_iterations, config.train_samples_total) == (10, 80)
     assert config.notices == (
         "--ckpt-format has no effect: checkpoints have one format, written in parallel by all ranks and verified on "
         "load; every layout can load it",
@@ -74,12 +74,6 @@ def test_heads():
     config = RunConfig.from_flags(SMALL + "--kv-channels 24 --group-query-attention")
     assert (config.head_dim, config.num_kv_heads) == (24, 1)
     assert RunConfig.from_flags(SMALL).num_kv_heads == 4
-
-
-def test_window():
-    assert RunConfig.from_flags(SMALL).attention_keys(0) is None
-    assert RunConfig.from_flags(SMALL + "--window-size 8,0").attention_keys(0) == 9
-    assert RunConfig.from_flags(SMALL + "--window-size -1,0").attention_keys(0) is None
 
 
 @pytest.mark.parametrize(
@@ -134,29 +128,6 @@ def test_lengths_in_samples():
     )
     # 2, 2, 2, 2 | 4, 4 | 6, 6 | then 8 at a time: 28 samples in 8 steps, 9 steps more, 3 samples left.
     assert (config.train_iterations, config.train_samples_total) == (17, 100)
-    assert (config.lr_decay_samples_total, config.weight_decay_incr_samples) == (103, 103)
-
-
-@pytest.mark.parametrize(
-    "flags, warmup, decay, wsd",
-    [
-        ("--lr-warmup-iters 2", 8, 40, None),
-        ("--lr-warmup-fraction 0.25", 10, 40, None),
-        ("--lr-decay-iters 20 --lr-warmup-fraction 0.25", 20, 80, None),
-        ("--lr-decay-style WSD --lr-wsd-decay-iters 3", 0, 40, 12),
-    ],
-)
-def test_schedules_in_samples(flags, warmup, decay, wsd):
-    config = RunConfig.from_flags(SMALL + "--train-iters 10 --global-batch-size 4 " + flags)
-    assert config.lr_warmup_samples_total == warmup
-    assert config.lr_decay_samples_total == decay
-    assert config.lr_wsd_decay_samples_total == wsd
-
-
-def test_megatron_s_default_split():
-    assert RunConfig.from_flags(SMALL + "--data-path a").split == "969, 30, 1"
-    assert RunConfig.from_flags(SMALL + "--data-path a --split 9,1").split == "9,1"
-    assert RunConfig.from_flags(SMALL).split is None
 
 
 def test_origins_are_described():
