@@ -23,11 +23,11 @@ from megatron.config.logging import LoggingConfig
 from megatron.config.model import ModelConfig
 from megatron.config.optimizer import OptimizerConfig
 from megatron.config.parallel import ParallelConfig
+from megatron.config.pipeline_layout import PipelineLayout, pipeline_layout
 from megatron.config.precision import PrecisionConfig
 from megatron.config.resilience import ResilienceConfig
 from megatron.config.stored import function_mismatches, take_stored
 from megatron.config.training import TrainingConfig
-from megatron.topology.pipeline_layout import PipelineLayout, pipeline_layout
 
 CONCERNS: dict[str, type] = {
     "model": ModelConfig,

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from megatron.config.pipeline_layout import Chunk
 from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
 from megatron.models.block import TransformerBlock
@@ -15,7 +16,6 @@ from megatron.models.embedding import Embedding
 from megatron.models.loss import Head, LossOutput, summed_loss
 from megatron.models.sequence_info import SequenceInfo
 from megatron.ops.rope import RotaryAngles, rotary_angles, rotary_frequencies
-from megatron.topology.pipeline_layout import Chunk
 
 Batch = Mapping[str, torch.Tensor]
 """One microbatch on the stage's device: tokens, labels, position_ids int64 [b, s]; loss_mask fp32 [b, s];

@@ -1,1 +1,1 @@
-"""Arithmetic of ranks, parameters and pipeline stages; standard library only."""
+"""Arithmetic of ranks and parameters; standard library only."""

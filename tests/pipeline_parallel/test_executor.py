@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from megatron.config.pipeline_layout import pipeline_layout
 from megatron.pipeline_parallel.executor import PipelineError, run_schedule
 from megatron.schedules.generators import build_schedule
 from megatron.schedules.ops import ScheduleError, parse_schedule
 from megatron.schedules.passes import add_comm
 from megatron.topology.mesh import Mesh
-from megatron.topology.pipeline_layout import pipeline_layout
 from tests.helpers.ranks import run_ranks
 
 WIDTH = 5

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.topology.pipeline_layout import Chunk, pipeline_layout
+from megatron.config.pipeline_layout import Chunk, pipeline_layout
 
 
 def counts(layout):
