@@ -23,6 +23,7 @@ MAX_NAMED_BAD_LINES = 100
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -117,6 +118,7 @@ class Reporter:
 
 
 def check_flags(arguments: argparse.Namespace) -> None:
+    """ValueError for what is not built and for numbers out of range."""
     if arguments.split_sentences or arguments.keep_newlines:
         raise ValueError(
             "--split-sentences and --keep-newlines are not built: GPT samples are cut from whole documents. To store"
@@ -134,13 +136,15 @@ def check_flags(arguments: argparse.Namespace) -> None:
 
 
 def stop_on_signal(number: int, frame: object) -> None:
-    """SIGTERM unwinds the stack like Ctrl-C does, so that unfinished outputs are removed."""
+    """Unwinds the stack, so that unfinished outputs are removed."""
     raise SystemExit(128 + number)
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Runs the tool; 0 when everything was written, 1 when nothing was."""
     arguments = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, stop_on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop_on_signal)
     start = time.monotonic()
     try:
         check_flags(arguments)

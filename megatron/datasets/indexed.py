@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -247,13 +248,14 @@ class IndexedDatasetWriter:
         self._lengths = array("i")
         self._document_indices = array("q", [0])
         self._temporary = f"{self.prefix}.bin.tmp-{os.getpid()}"
-        self._file = open(self._temporary, "wb")
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> IndexedDatasetWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         Path(self._temporary).unlink(missing_ok=True)
 
     @property
@@ -274,18 +276,25 @@ class IndexedDatasetWriter:
             raise ValueError(f"{len(tokens)} tokens do not fill sequences of {lengths.sum()} tokens in all")
         if len(lengths) and lengths.max() > MAX_SEQUENCE_TOKENS:
             raise ValueError(f"a sequence of {lengths.max()} tokens exceeds the format's limit, {MAX_SEQUENCE_TOKENS}")
-        self._file.write(fitting(tokens, self.dtype).data)
+        self._opened().write(fitting(tokens, self.dtype).data)
         boundaries = len(self._lengths) + np.cumsum(sequences_per_document, dtype=np.int64)
         self._lengths.frombytes(lengths.astype(np.int32).tobytes())
         self._document_indices.frombytes(boundaries.tobytes())
 
     def finalize(self) -> None:
         """Makes the pair visible under its name."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        file = self._opened()
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
         lengths = np.frombuffer(self._lengths, dtype=np.int32) if self._lengths else np.empty(0, np.int32)
         documents = np.frombuffer(self._document_indices, dtype=np.int64)
         Path(f"{self.prefix}.idx").unlink(missing_ok=True)
         os.replace(self._temporary, f"{self.prefix}.bin")
         SequenceIndex.from_lengths(self.dtype, lengths, documents).write(f"{self.prefix}.idx")
+
+    def _opened(self) -> BinaryIO:
+        # Not in the constructor: inside the block, a signal at any moment finds the temporary file's clean-up in place.
+        if self._file is None:
+            self._file = open(self._temporary, "wb")
+        return self._file

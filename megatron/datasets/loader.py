@@ -34,6 +34,7 @@ class SequentialOrder:
         self.wraps = wraps
 
     def samples_at(self, positions: np.ndarray) -> np.ndarray:
+        """The samples at ascending positions of the run; ValueError beyond the end unless the order wraps."""
         if self.wraps:
             return positions % self.num_samples
         if len(positions) and positions[-1] >= self.num_samples:
@@ -59,6 +60,7 @@ class CyclicOrder:
         self._permutations: dict[int, np.ndarray] = {}
 
     def samples_at(self, positions: np.ndarray) -> np.ndarray:
+        """The samples at positions of the run, which has no end."""
         epochs, places = np.divmod(positions, self.num_samples)
         samples = np.empty_like(positions)
         for epoch in np.unique(epochs):

@@ -27,7 +27,7 @@ import numpy as np
 from megatron.datasets.indexed import IndexedDatasetWriter, fitting, token_dtype
 from megatron.datasets.tokenizer import Tokenizer, TokenizerOptions, build_tokenizer
 
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**19
 BLOCKS_PER_WORKER = 3
 SUFFIXES = (".jsonl", ".json", ".txt")
 
@@ -219,7 +219,8 @@ def leave_interrupts_to_parent() -> None:
 def encoded_blocks(
     rules: EncodingRules, blocks: Iterator[Block], num_workers: int
 ) -> Iterator[tuple[Block, EncodedBlock]]:
-    """Blocks with their encoding, in input order. A worker that dies ends this within a second, with an error."""
+    """Blocks with their encoding, in input order. An error, or a worker that dies, ends this
+    as soon as the blocks in work are done."""
     if num_workers <= 1:
         for block in blocks:
             yield block, encode_block(rules, block)
@@ -244,7 +245,7 @@ def encoded_blocks(
             " memory was short"
         ) from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def preprocess(

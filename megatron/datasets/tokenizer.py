@@ -116,6 +116,8 @@ def required_file(path: str | None, flag: str, kind: str) -> str:
 def build_tokenizer(options: TokenizerOptions) -> Tokenizer:
     """The tokenizer the flags name. ValueError for a missing file, flag or package."""
     kind = options.tokenizer_type
+    if options.tokenizer_special_tokens is not None and kind != "TikTokenizer":
+        raise ValueError(f"--tokenizer-special-tokens is for TikTokenizer; {kind} has its own. Drop it")
     if kind == "ByteTokenizer":
         return ByteTokenizer()
     if kind == "NullTokenizer":

@@ -1,4 +1,8 @@
-"""Sample orders equal those Megatron-LM 0.20 drew from the same files (tests/golden/data/golden.json)."""
+"""Sample orders equal those Megatron-LM 0.20 drew from the same files (tests/golden/data/golden.json).
+
+Megatron shares one loss mask between the samples of a worker, so that padding of the first sample masks every later
+one. The recorded samples hold no padding and do not show it; that ours cannot leak is tested in test_masks.py.
+"""
 
 import hashlib
 import json

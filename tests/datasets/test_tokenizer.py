@@ -97,6 +97,11 @@ def test_null():
         build("NullTokenizer")
 
 
+def test_special_tokens_belong_to_tiktokenizer():
+    with pytest.raises(ValueError, match="--tokenizer-special-tokens is for TikTokenizer"):
+        build("ByteTokenizer", tokenizer_special_tokens=("<x>",))
+
+
 def test_sentencepiece(sentencepiece_model):
     tokenizer = build("SentencePieceTokenizer", tokenizer_model=sentencepiece_model)
     assert_round_trip(tokenizer)
