@@ -54,11 +54,11 @@ def test_check_config_passes_and_says_what_would_run(size, tmp_path):
 
 @pytest.mark.parametrize("size", EXPECTED)
 def test_a_flag_at_the_end_wins(size, tmp_path):
-    flags = ["--lr", "1e-5", "--seed", "7", "--no-overlap-param-gather", "--check-config"]
+    flags = ["--lr", "1e-4", "--seed", "7", "--no-overlap-param-gather", "--check-config"]
     result = run(["bash", script(size), *flags], tmp_path, DATA_PATH="0.7 web 0.3 code")
     assert result.returncode == 0, result.stderr
     words = " ".join(result.stdout.split())
-    assert "--lr 1e-05" in words and "--seed 7" in words and "--data-path 0.7 web 0.3 code" in words
+    assert "--lr 0.0001" in words and "--seed 7" in words and "--data-path 0.7 web 0.3 code" in words
     assert "--overlap-param-gather" not in words.replace("--no-overlap-param-gather", "")
 
 
