@@ -27,7 +27,7 @@ from megatron.checkpoint.pieces import parameter_piece  # noqa: E402
 from megatron.checkpoint.reader import Checkpoint  # noqa: E402
 from megatron.config.flags import ConfigError  # noqa: E402
 from megatron.config.run import RunConfig, parse  # noqa: E402
-from megatron.datasets.tokenizer import Tokenizer, TokenizerOptions, build_tokenizer  # noqa: E402
+from megatron.datasets.tokenizer import Tokenizer, TokenizerOptions, build_tokenizer, token_rows  # noqa: E402
 from megatron.distributed.context import ParallelContext, single_process_context  # noqa: E402
 from megatron.distributed.device import has_gpu, local_device  # noqa: E402
 from megatron.models.gpt import build_stages  # noqa: E402
@@ -204,14 +204,15 @@ def run(args: argparse.Namespace) -> list[str]:
         dtype = DTYPES[config.params_dtype_name]
         device = local_device("nccl" if has_gpu() else "gloo", 0)
         ctx = single_process_context(device=device, params_dtype=dtype)
-        stage = load_model(checkpoint, config, ctx, tokenizer.vocab_size)
+        vocab_size = token_rows(tokenizer, config.padded_vocab(tokenizer.vocab_size))
+        stage = load_model(checkpoint, config, ctx, vocab_size)
     encoded = [encode(tokenizer, prompt) for prompt in prompts]
     added = generate(
         logits_of(stage, device),
         encoded,
         max_new_tokens=args.max_new_tokens,
         context=config.data.seq_length,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=vocab_size,
         eod=tokenizer.eod,
         temperature=args.temperature,
         top_k=args.top_k,

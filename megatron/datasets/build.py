@@ -19,7 +19,7 @@ from megatron.datasets.indexed import IndexedDataset
 from megatron.datasets.masks import MaskRules
 from megatron.datasets.mock import MockSource
 from megatron.datasets.split import SPLIT_NAMES, SplitRange, parse_split, split_sequences
-from megatron.datasets.tokenizer import Tokenizer
+from megatron.datasets.tokenizer import Tokenizer, token_rows
 
 if TYPE_CHECKING:
     from megatron.config.run import RunConfig
@@ -71,12 +71,14 @@ def data_plan(config: RunConfig, tokenizer: Tokenizer) -> DataPlan:
         per_split = tuple(
             None if path is None else parse_blend(path, f"--{name}-data-path") for name, path in zip(SPLIT_NAMES, paths)
         )
+    padded_vocab = config.padded_vocab(tokenizer.vocab_size)
     return DataPlan(
         sequence_length=data.seq_length,
         seed=config.training.seed,
         masks=MaskRules(
             eod=tokenizer.eod,
             pad=padding_id(tokenizer, data.allow_ambiguous_pad_tokens),
+            num_ids=token_rows(tokenizer, padded_vocab) if config.model.mask_vocab_padding else padded_vocab,
             eod_mask_loss=data.eod_mask_loss,
             reset_position_ids=data.reset_position_ids,
             reset_attention_mask=data.reset_attention_mask,

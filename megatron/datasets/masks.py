@@ -12,10 +12,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class MaskRules:
-    """How document ends and padding act on a sample. `pad` is -1 when no token id means padding."""
+    """How document ends and padding act on a sample. `pad` is -1 when no token id means padding.
+
+    `num_ids`: ids from here on are refused, since no logit stands for them and their loss would be infinite.
+    """
 
     eod: int
     pad: int = -1
+    num_ids: int | None = None
     eod_mask_loss: bool = False
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
@@ -49,6 +53,11 @@ def batch_fields(text: np.ndarray, rules: MaskRules, extra_tokens: int = 1) -> d
     eod_mask_loss, exactly where the input token is the end of a document; document_ids int32 [b, s] when the
     attention mask is to be reset. Padding is replaced by id 0 so that it can be looked up.
     """
+    if rules.num_ids is not None and text.size and text.max() >= rules.num_ids:
+        raise ValueError(
+            f"the data holds token id {text.max()}, but the vocabulary has ids 0 to {rules.num_ids - 1} only; it was"
+            " written with another tokenizer, or --vocab-size is too small"
+        )
     if extra_tokens:
         tokens, labels = text[:, :-1].copy(), text[:, 1:].copy()
     else:

@@ -25,11 +25,13 @@ TOKENIZER_TYPES = (
 class Tokenizer(Protocol):
     """Text to token ids and back.
 
-    `vocab_size` counts every id the tokenizer can produce, `eod` ends a document, `pad` is None when there is no
-    padding token, `special_ids` are the ids that mean something other than padding or text.
+    `vocab_size` sizes the embedding and the stored token type, `num_ids` bounds the ids that data may hold (more than
+    vocab_size for NullTokenizer only), `eod` ends a document, `pad` is None when there is no padding token,
+    `special_ids` are the ids that mean something other than padding or text.
     """
 
     vocab_size: int
+    num_ids: int
     eod: int
     pad: int | None
     special_ids: frozenset[int]
@@ -64,11 +66,13 @@ class TokenizerOptions:
 class NullTokenizer:
     """Numbers as text: '5 7 9' is the ids 5, 7, 9. For data that holds tokens already.
 
-    As in Megatron, the end-of-document id defaults to the last of the vocabulary.
+    As in Megatron 0.20, the end-of-document id defaults to the last of the vocabulary. Older releases used the id after
+    it; data written then holds `vocab_size` as a token, which is therefore allowed where padding leaves it a row.
     """
 
     def __init__(self, vocab_size: int, eod: int | None = None, pad: int = -1) -> None:
         self.vocab_size = vocab_size
+        self.num_ids = vocab_size + 1
         self.eod = vocab_size - 1 if eod is None else eod
         self.pad = None if pad < 0 else pad
         self.special_ids = frozenset({self.eod})
@@ -85,7 +89,7 @@ class ByteTokenizer:
     """The bytes of the UTF-8 text, 0 to 255, and 256 as end-of-document. Needs no file and loses nothing."""
 
     def __init__(self) -> None:
-        self.vocab_size = 257
+        self.vocab_size = self.num_ids = 257
         self.eod = 256
         self.pad = None
         self.special_ids = frozenset({self.eod})
@@ -111,6 +115,11 @@ def required_file(path: str | None, flag: str, kind: str) -> str:
     if not Path(path).exists():
         raise ValueError(f"{flag} {path}: no such file (tokenizers are read from disk, never downloaded)")
     return path
+
+
+def token_rows(tokenizer: Tokenizer, padded_vocab: int) -> int:
+    """Rows of the embedding that are tokens, out of `padded_vocab`; the rest is padding and takes no probability."""
+    return min(tokenizer.num_ids, padded_vocab)
 
 
 def build_tokenizer(options: TokenizerOptions) -> Tokenizer:

@@ -39,7 +39,7 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_padding()
         settings = file.with_name("tokenizer_config.json")
         names = json.loads(settings.read_text()) if settings.is_file() else {}
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = self.num_ids = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         eod = self._id_of(names.get("eos_token"))
         if eod is None:
             eod = next((self._id_of(name) for name in EOD_NAMES if self._id_of(name) is not None), None)
@@ -80,7 +80,7 @@ class GPT2BPETokenizer:
         if eod is None:
             raise ValueError(f"--vocab-file {vocab_file} has no <|endoftext|>, which ends documents")
         self._tokenizer.add_special_tokens(["<|endoftext|>"])
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = self.num_ids = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.eod = eod
         self.pad = None
         self.special_ids = frozenset({eod})

@@ -20,7 +20,7 @@ class SentencePieceTokenizer:
         except (RuntimeError, OSError) as error:
             raise ValueError(f"--tokenizer-model {model_path} is not a SentencePiece model: {error}") from None
         self._add_bos = add_bos
-        self.vocab_size = self._model.get_piece_size()
+        self.vocab_size = self.num_ids = self._model.get_piece_size()
         self.eod = self._model.eos_id()
         if self.eod < 0:
             raise ValueError(f"--tokenizer-model {model_path} has no </s> to end a document; train it with one")

@@ -39,7 +39,7 @@ class TikTokenizer:
         num_special_tokens: int = 1000,
         special_tokens: tuple[str, ...] | None = None,
     ) -> None:
-        self.vocab_size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
+        self.vocab_size = self.num_ids = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
         specials = list(SPECIAL_TOKENS if special_tokens is None else special_tokens)
         self._check_specials(specials, num_special_tokens)
         specials += [f"<SPECIAL_{number}>" for number in range(len(specials), num_special_tokens)]

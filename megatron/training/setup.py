@@ -16,7 +16,7 @@ from megatron.config.run import RunConfig
 from megatron.data_parallel.buckets import Buckets, parameters_in_model_order
 from megatron.datasets.build import build_datasets
 from megatron.datasets.loader import SampleLoader, order_of
-from megatron.datasets.tokenizer import TokenizerOptions, build_tokenizer
+from megatron.datasets.tokenizer import TokenizerOptions, build_tokenizer, token_rows
 from megatron.distributed.collectives import all_reduce
 from megatron.distributed.context import ParallelContext
 from megatron.distributed.device import device_name
@@ -113,7 +113,8 @@ def build_run(
 ) -> Run:
     """Model, optimizer and schedules, freshly initialised, without data and without a checkpoint."""
     tokenizer = build_tokenizer(TokenizerOptions.of(config.data))
-    stages = build_stages(config, ctx, tokenizer.vocab_size)
+    vocab_size = token_rows(tokenizer, config.padded_vocab(tokenizer.vocab_size))
+    stages = build_stages(config, ctx, vocab_size)
     parallel = config.parallel
     buckets = Buckets(
         parameters_in_model_order(stages),
@@ -133,7 +134,7 @@ def build_run(
         ctx=ctx,
         ledger=ledger,
         reporter=reporter,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=vocab_size,
         stages=stages,
         buckets=buckets,
         optimizer=optimizer,

@@ -130,6 +130,34 @@ def test_padding_that_means_something_else_is_not_padding():
     assert padding_id(NullTokenizer(10, eod=3, pad=3), True) == 3
 
 
+TOY = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32"
+    f" --data-path {GOLDEN / 'toy_text_document'} --split 90,10,0 --tokenizer-type NullTokenizer"
+    " --make-vocab-size-divisible-by 8 "
+)
+
+
+def test_the_reference_run_reads_its_data():
+    """Its --vocab-size is 119 and its documents end with 119, a padding row of the embedding in Megatron."""
+    config = RunConfig.from_flags(TOY + "--vocab-size 119")
+    train, valid, test = build_datasets(config, NullTokenizer(119), (80, 48, 16))
+    assert max(int(train[sample]["labels"].max()) for sample in range(80)) == 119
+    assert len(valid) >= 48 and test is None
+
+
+@pytest.mark.parametrize("flags, is_read", [("", False), ("--no-mask-vocab-padding", True)])
+def test_ids_without_a_logit_are_refused(flags, is_read):
+    """With padding rows out of the softmax their loss would be infinite; with them in it, they are just tokens."""
+    config = RunConfig.from_flags(TOY + "--vocab-size 117 " + flags)
+    train, _, _ = build_datasets(config, NullTokenizer(117), (80, 0, 0))
+    if is_read:
+        assert all(train[sample] for sample in range(80))
+    else:
+        with pytest.raises(ValueError, match="token id 11[89].*--vocab-size is too small"):
+            for sample in range(80):
+                train[sample]
+
+
 def test_a_share_without_tokens_is_an_error_not_a_loop():
     with pytest.raises(ValueError, match="2 samples are wanted for valid.*--split"):
         build(f"--data-path {C} --split 99,1,0")

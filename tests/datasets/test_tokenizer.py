@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.datasets.tokenizer import ByteTokenizer, NullTokenizer, TokenizerOptions, build_tokenizer
+from megatron.datasets.tokenizer import ByteTokenizer, NullTokenizer, TokenizerOptions, build_tokenizer, token_rows
 
 TEXTS = ("the quick brown fox", "naïve café → 東京 🙂", "def f(x):\n\treturn x\n", "  spaces  kept ", "")
 WORDS = ["the quick brown fox jumps over the lazy dog", "def f(x): return x", "naïve café", "the theory of the thing"]
@@ -90,6 +90,7 @@ def test_null():
     tokenizer = build("NullTokenizer", vocab_size=1000)
     assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (1000, 999, None)
     assert tokenizer.tokenize("5 7  9\n") == [5, 7, 9] and tokenizer.detokenize([5, 7]) == "5 7"
+    assert (tokenizer.num_ids, token_rows(tokenizer, 1024), token_rows(tokenizer, 1000)) == (1001, 1001, 1000)
     other = build("NullTokenizer", vocab_size=1000, null_tokenizer_eod_id=3, null_tokenizer_pad_id=4)
     assert (other.eod, other.pad) == (3, 4)
     assert tokenizer.identity != other.identity
