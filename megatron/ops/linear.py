@@ -28,12 +28,6 @@ class LinearBackend(Protocol):
     def wgrad(self, g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """g^T @ x: the gradient of the weight."""
 
-    def wgrad_into_(self, total: torch.Tensor, g: torch.Tensor, x: torch.Tensor, accumulate: bool) -> None:
-        """Write g^T @ x into `total` (of any float dtype), or add it."""
-
-    def prepared(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` (operand or weight) in the form that the products read without converting, for one used repeatedly."""
-
 
 class LocalLinear:
     """torch's own matrix products, operands widened to `compute_dtype` and results rounded back where it differs."""
@@ -56,19 +50,15 @@ class LocalLinear:
         """See `LinearBackend.wgrad`."""
         return (g.to(self.compute_dtype).t() @ x.to(self.compute_dtype)).to(self.dtype)
 
-    def wgrad_into_(self, total: torch.Tensor, g: torch.Tensor, x: torch.Tensor, accumulate: bool) -> None:
-        """See `LinearBackend.wgrad_into_`."""
-        g, x = g.to(self.compute_dtype).t(), x.to(self.compute_dtype)
-        if total.dtype == self.compute_dtype:
-            torch.addmm(total, g, x, beta=float(accumulate), out=total)
-        elif accumulate:
-            total.add_(g @ x)
-        else:
-            total.copy_(g @ x)
 
-    def prepared(self, x: torch.Tensor) -> torch.Tensor:
-        """See `LinearBackend.prepared`."""
-        return x.to(self.compute_dtype)
+def product_into_(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, accumulate: bool = False) -> None:
+    """Write a @ b into `out`, or add it; a and b have one dtype, the sum is made in it and rounded to that of `out`."""
+    if out.dtype == a.dtype:
+        torch.addmm(out, a, b, beta=float(accumulate), out=out)
+    elif accumulate:
+        out.add_(a @ b)
+    else:
+        out.copy_(a @ b)
 
 
 LINEAR_BACKENDS: dict[str, Callable[[torch.device, torch.dtype], LinearBackend]] = {"local": LocalLinear}

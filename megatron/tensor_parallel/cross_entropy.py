@@ -1,9 +1,7 @@
-"""Output layer and cross-entropy in one: logits split over tp by vocabulary, computed and differentiated piece by
-piece.
+"""Output layer and cross-entropy in one: logits split over tp by vocabulary, differentiated in place, piece by piece.
 
-What is kept for backward is the logits once, in the parameters' dtype, and log-sum-exp per token; fp32 logits exist
-for one piece (a chunk of tokens x a block of the vocabulary) at a time, in both directions. Backward needs no
-collective for the loss.
+Logits are held once, in the parameters' dtype, and become their own gradient; fp32 copies exist for one piece (some
+tokens x a block of the vocabulary) at a time, in both directions. Backward needs no collective for the loss.
 """
 
 from __future__ import annotations
@@ -14,12 +12,14 @@ from typing import Any, NamedTuple
 import torch
 
 from megatron.distributed.collectives import all_gather, all_reduce
+from megatron.ops.compute_dtype import matmul_dtype
+from megatron.ops.linear import product_into_
 from megatron.tensor_parallel.column_linear import SplitInput, start_input_gradient
 
-PIECE_BYTES = 32 << 20
-"""fp32 logits of one piece. Up to 32 MiB glibc keeps freed memory, so a CPU need not fault in fresh pages each time."""
+PIECE_BYTES = 4 << 20
+"""fp32 logits of one piece: small enough to stay in a CPU's cache."""
 WIDENED_BYTES = 16 << 20
-"""Largest part of the weight that is held in a wider format than it is stored in."""
+"""Largest operand of a product that is held in a wider format than it is stored in."""
 
 
 class VocabularyShard(NamedTuple):
@@ -29,21 +29,31 @@ class VocabularyShard(NamedTuple):
     valid: int
 
 
+class _Block(NamedTuple):
+    """Rows of the weight that are multiplied together: which, their values, and the tokens of each product."""
+
+    columns: slice
+    weight: torch.Tensor
+    tokens: list[slice]
+
+
 def _steps(total: int, size: int) -> list[slice]:
     return [slice(start, min(start + max(1, size), total)) for start in range(0, total, max(1, size))]
 
 
-def _blocks(weight: torch.Tensor, valid: int, how: SplitInput) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The rows of the softmax, all at once, or in blocks where the products need them in a wider format."""
-    size = valid
-    if how.backend.prepared(weight[:0]).dtype != weight.dtype:
-        size = WIDENED_BYTES // (4 * weight.shape[1])
-    for rows in _steps(valid, size):
-        yield rows, how.backend.prepared(weight[rows])
+def _pieces(num_tokens: int, columns: slice) -> list[slice]:
+    return _steps(num_tokens, PIECE_BYTES // (4 * (columns.stop - columns.start)))
 
 
-def _chunks(num_tokens: int, block: slice) -> list[slice]:
-    return _steps(num_tokens, PIECE_BYTES // (4 * (block.stop - block.start)))
+def _blocks(weight: torch.Tensor, valid: int, num_tokens: int) -> Iterator[_Block]:
+    """One block; or, where products need wider operands than are stored, blocks whose operands are small."""
+    wide = matmul_dtype(weight.dtype, weight.device)
+    if wide == weight.dtype:
+        yield from (_Block(columns, weight[columns], [slice(0, num_tokens)]) for columns in _steps(valid, valid))
+        return
+    for columns in _steps(valid, WIDENED_BYTES // (4 * weight.shape[1])):
+        tokens = _steps(num_tokens, WIDENED_BYTES // (4 * (columns.stop - columns.start)))
+        yield _Block(columns, weight[columns].to(wide), tokens)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -84,49 +94,58 @@ def _logit_gradient(logits: torch.Tensor, lse: torch.Tensor, columns: torch.Tens
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Saves the input as it came, the weight, the logits in the parameters' dtype and log-sum-exp per token."""
+    """Saves the input as it came, the weight, the logits in the parameters' dtype and log-sum-exp per token.
+
+    Backward turns the saved logits into their gradient in place, so it can run once.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, shard: VocabularyShard, how: SplitInput
     ) -> torch.Tensor:
         whole = all_gather(x, how.group) if how.sequence_parallel else x
-        rows, columns = how.backend.prepared(whole.flatten(0, -2)), labels.flatten() - shard.first
-        keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        logits = x.new_empty((len(rows), shard.valid)) if keep else None
+        rows = whole.flatten(0, -2).to(matmul_dtype(x.dtype, x.device))
+        columns = labels.flatten() - shard.first
+        logits = x.new_empty((len(rows), shard.valid))
         seen = _start(columns, torch.promote_types(x.dtype, torch.float32))
-        for block, block_weight in _blocks(weight, shard.valid, how):
-            for part in _chunks(len(rows), block):
-                piece = how.backend.forward(rows[part], block_weight)
-                seen.see_(part, piece, columns[part] - block.start)
-                if keep:
-                    logits[part, block] = piece
+        for block in _blocks(weight, shard.valid, len(rows)):
+            for part in block.tokens:
+                product_into_(logits[part, block.columns], rows[part], block.weight.t())
+            for part in _pieces(len(rows), block.columns):
+                seen.see_(part, logits[part, block.columns], columns[part] - block.columns.start)
         largest = all_reduce(seen.largest, how.group, op="max")
         total, target = all_reduce(torch.stack([seen.total * (seen.largest - largest).exp(), seen.target]), how.group)
         lse = total.log_() + largest
-        if keep:
-            ctx.save_for_backward(x, weight, logits, columns, lse)
-            ctx.how = how
+        ctx.save_for_backward(x, weight, logits, columns, lse)
+        ctx.how, ctx.is_spent = how, False
         return (lse - target).view(labels.shape)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.is_spent:
+            raise RuntimeError("the loss was differentiated before: its logits became gradients; run forward again")
+        ctx.is_spent = True
         x, weight, logits, columns, lse = ctx.saved_tensors
         how: SplitInput = ctx.how
         whole = all_gather(x, how.group) if how.sequence_parallel else x
-        rows, g = how.backend.prepared(whole.flatten(0, -2)), g.flatten()
-        dx = torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device)
+        rows, g = whole.flatten(0, -2).to(matmul_dtype(x.dtype, x.device)), g.flatten()
+        dx = torch.zeros_like(rows)
         dw = torch.empty_like(weight)
         dw[logits.shape[1] :] = 0.0
-        for block, block_weight in _blocks(weight, logits.shape[1], how):
-            wide = torch.promote_types(weight.dtype, torch.float32)
-            block_dw = dw[block] if weight.dtype == wide else torch.empty(dw[block].shape, dtype=wide, device=dw.device)
-            for number, part in enumerate(_chunks(len(rows), block)):
-                dlogits = _logit_gradient(logits[part, block], lse[part], columns[part] - block.start, g[part])
-                dx[part] += how.backend.dgrad(dlogits, block_weight)
-                how.backend.wgrad_into_(block_dw, dlogits, rows[part], accumulate=number > 0)
+        for block in _blocks(weight, logits.shape[1], len(rows)):
+            dlogits = logits[:, block.columns]
+            for part in _pieces(len(rows), block.columns):
+                local = columns[part] - block.columns.start
+                dlogits[part] = _logit_gradient(dlogits[part], lse[part], local, g[part])
+            block_dw = dw[block.columns]
+            if block.weight.dtype != dw.dtype:
+                block_dw = torch.empty_like(block.weight)
+            for number, part in enumerate(block.tokens):
+                wide = dlogits[part].to(rows.dtype)
+                product_into_(dx[part], wide, block.weight, accumulate=block.columns.start > 0)
+                product_into_(block_dw, wide.t(), rows[part], accumulate=number > 0)
             if block_dw.dtype != dw.dtype:
-                dw[block] = block_dw
+                dw[block.columns] = block_dw
         dx, sending = start_input_gradient(dx.to(x.dtype).view(whole.shape), how)
         sending.wait()
         return dx, dw, None, None, None

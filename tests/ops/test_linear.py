@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from megatron.ops.linear import LocalLinear, linear, linear_backend
+from megatron.ops.linear import LocalLinear, linear, linear_backend, product_into_
 
 CPU = torch.device("cpu")
 
@@ -34,3 +34,15 @@ def test_low_precision_is_rounded_once():
 def test_unknown_backend_names_the_flag():
     with pytest.raises(ValueError, match="--transformer-impl nonsense .* local"):
         linear_backend("nonsense", CPU, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_product_into_a_part(dtype):
+    torch.manual_seed(0)
+    a, b = torch.randn(4, 5), torch.randn(5, 3)
+    whole = torch.full((6, 9), 7.0, dtype=dtype)
+    product_into_(whole[1:5, 2:5], a, b)
+    product_into_(whole[1:5, 2:5], a, b, accumulate=True)
+    torch.testing.assert_close(whole[1:5, 2:5].float(), 2 * (a @ b), rtol=2**-7, atol=2**-7)
+    whole[1:5, 2:5] = 7.0
+    assert (whole == 7.0).all()
