@@ -28,7 +28,7 @@ class DataConfig:
     split: str | None = flag(None)
     """Shares of training, validation and test, as in 969,30,1. None: 969,30,1 with --data-path."""
     data_cache_path: str | None = flag(None)
-    """Directory of the sample indices. None: beside each data set."""
+    """Directory in which sample indices are kept for the next start. None: they are built at each start and not kept."""
     mock_data: bool = flag(False)
     """Made-up documents; needs no file."""
     mid_level_dataset_surplus: float = flag(0.005)
@@ -45,7 +45,7 @@ class DataConfig:
     """single: samples in the order of the data set; cyclic: a new permutation each epoch. None: single. external is not
     supported."""
     num_workers: int = flag(2)
-    """Loader processes on each rank. 0: load in the training process."""
+    """0: read data in the training thread. Any other number: one thread reads ahead, on each rank."""
     mmap_bin_files: bool = flag(True, names=("--no-mmap-bin-files",))
     """Read .bin files by seek and read instead of mapping them into memory."""
     tokenizer_type: str | None = flag(
@@ -77,7 +77,7 @@ class DataConfig:
     tokenizer_special_tokens: tuple[str, ...] | None = flag(None, nargs="+")
     """Special tokens of TikTokenizer or SentencePieceTokenizer."""
     null_tokenizer_eod_id: int | None = flag(None)
-    """End-of-document token of NullTokenizer. None: the vocabulary size."""
+    """End-of-document token of NullTokenizer. None: the last one, --vocab-size - 1."""
     null_tokenizer_pad_id: int = flag(-1)
     """Padding token of NullTokenizer. -1: none."""
 
