@@ -84,7 +84,7 @@ TRAINING_ARGS=(
 )
 DATA_ARGS=(
     --data-path "$data"
-    --split 98,1,1
+    --split 96,2,2
     --tokenizer-type SentencePieceTokenizer
     --tokenizer-model "$work/tokenizer.model"
     --data-cache-path "$work/data_cache"
@@ -135,7 +135,7 @@ else
 fi
 
 stage 7 "what a model without context would reach"
-"$PYTHON" tools/unigram_loss.py --data-path "$data" --split 98,1,1 --vocab-size 8192 | tee "$work/unigram.txt"
+"$PYTHON" tools/unigram_loss.py --data-path "$data" --split 96,2,2 --vocab-size 8192 | tee "$work/unigram.txt"
 unigram=$(sed -n 's/.*tokens: //p' "$work/unigram.txt")
 
 stage 8 "text from the checkpoint"
