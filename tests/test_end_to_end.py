@@ -24,7 +24,8 @@ PROGRAM = str(ROOT / "pretrain_gpt.py")
 TINY = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 "
     "--micro-batch-size 2 --global-batch-size 8 --lr 1e-3 --tokenizer-type NullTokenizer --vocab-size 128 "
-    "--split 8,1,1 --log-interval 1 --eval-iters 1 --distributed-backend gloo --distributed-timeout-minutes 2 --peak-tflops 1"
+    "--split 8,1,1 --log-interval 1 --eval-iters 1 --distributed-backend gloo --distributed-timeout-minutes 2 "
+    "--peak-tflops 1"
 ).split()
 TIMEOUT_S = 240
 CLEAN = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}

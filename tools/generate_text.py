@@ -204,7 +204,7 @@ def run(args: argparse.Namespace) -> list[str]:
         dtype = DTYPES[config.params_dtype_name]
         device = local_device("nccl" if has_gpu() else "gloo", 0)
         ctx = single_process_context(device=device, params_dtype=dtype)
-        vocab_size = token_rows(tokenizer, config.padded_vocab(tokenizer.vocab_size))
+        vocab_size = token_rows(tokenizer, config.vocab_room(tokenizer.vocab_size))
         stage = load_model(checkpoint, config, ctx, vocab_size)
     encoded = [encode(tokenizer, prompt) for prompt in prompts]
     added = generate(

@@ -120,6 +120,13 @@ class RunConfig:
             )
         return -(-vocab_size // multiple) * multiple
 
+    def vocab_room(self, vocab_size: int) -> int:
+        """Rows of the embedding that every layout has: those of one tensor-parallel rank's padding."""
+        if self.model.padded_vocab_size is not None:
+            return self.model.padded_vocab_size
+        multiple = self.model.make_vocab_size_divisible_by if self.model.pad_vocab_size else 1
+        return -(-vocab_size // multiple) * multiple
+
     @property
     def params_dtype_name(self) -> str:
         """fp32, bf16 or fp16."""

@@ -71,14 +71,14 @@ def data_plan(config: RunConfig, tokenizer: Tokenizer) -> DataPlan:
         per_split = tuple(
             None if path is None else parse_blend(path, f"--{name}-data-path") for name, path in zip(SPLIT_NAMES, paths)
         )
-    padded_vocab = config.padded_vocab(tokenizer.vocab_size)
+    vocab_room = config.vocab_room(tokenizer.vocab_size)
     return DataPlan(
         sequence_length=data.seq_length,
         seed=config.training.seed,
         masks=MaskRules(
             eod=tokenizer.eod,
             pad=padding_id(tokenizer, data.allow_ambiguous_pad_tokens),
-            num_ids=token_rows(tokenizer, padded_vocab) if config.model.mask_vocab_padding else padded_vocab,
+            num_ids=token_rows(tokenizer, vocab_room) if config.model.mask_vocab_padding else vocab_room,
             eod_mask_loss=data.eod_mask_loss,
             reset_position_ids=data.reset_position_ids,
             reset_attention_mask=data.reset_attention_mask,

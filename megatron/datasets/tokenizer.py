@@ -117,9 +117,12 @@ def required_file(path: str | None, flag: str, kind: str) -> str:
     return path
 
 
-def token_rows(tokenizer: Tokenizer, padded_vocab: int) -> int:
-    """Rows of the embedding that are tokens, out of `padded_vocab`; the rest is padding and takes no probability."""
-    return min(tokenizer.num_ids, padded_vocab)
+def token_rows(tokenizer: Tokenizer, vocab_room: int) -> int:
+    """Rows of the embedding that are tokens; the rest is padding and takes no probability.
+
+    `vocab_room` is the same for every layout (`RunConfig.vocab_room`), so the softmax and the checkpoint are too.
+    """
+    return min(tokenizer.num_ids, vocab_room)
 
 
 def build_tokenizer(options: TokenizerOptions) -> Tokenizer:

@@ -113,7 +113,7 @@ def build_run(
 ) -> Run:
     """Model, optimizer and schedules, freshly initialised, without data and without a checkpoint."""
     tokenizer = build_tokenizer(TokenizerOptions.of(config.data))
-    vocab_size = token_rows(tokenizer, config.padded_vocab(tokenizer.vocab_size))
+    vocab_size = token_rows(tokenizer, config.vocab_room(tokenizer.vocab_size))
     stages = build_stages(config, ctx, vocab_size)
     parallel = config.parallel
     buckets = Buckets(
