@@ -22,9 +22,15 @@ def _widened(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tensors if cpu_multiplies(tensors[0].dtype) else tuple(t.float() for t in tensors)
 
 
+def _like_kernel(x: torch.Tensor) -> torch.Tensor:
+    """Empty [B, heads, S, D] laid out as the kernels write it: [B, S, heads, D]."""
+    return x.new_empty((x.shape[0], x.shape[2], x.shape[1], x.shape[3])).transpose(1, 2)
+
+
 def _forward_cpu(q, k, v, scale, causal):
+    rounded = None if cpu_multiplies(q.dtype) else _like_kernel(q)  # before the wide operands, which are freed at once
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*_widened(q, k, v), 0.0, causal, scale=scale)
-    return out.to(q.dtype), lse
+    return (out if rounded is None else rounded.copy_(out)), lse
 
 
 def _backward_cpu(g, q, k, v, out, lse, scale, causal):
@@ -53,11 +59,6 @@ def _backward_gpu(g, q, k, v, out, lse, scale, causal):
         g, q, k, v, None, out, lse, unused, unused, 0.0, [True, True, True, False], causal, scale=scale
     )
     return dq, *(t.unflatten(1, (shape[1], ratio)).sum(2) for t in (dk, dv))
-
-
-def _like_kernel(x: torch.Tensor) -> torch.Tensor:
-    """Empty [B, heads, S, D] laid out as the kernels write it: [B, S, heads, D]."""
-    return x.new_empty((x.shape[0], x.shape[2], x.shape[1], x.shape[3])).transpose(1, 2)
 
 
 def _forward_meta(q, k, v, scale, causal):

@@ -38,17 +38,27 @@ class LocalLinear:
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `LinearBackend.forward`."""
+        if self.compute_dtype == self.dtype:
+            return F.linear(x, weight, bias)
+        # The result before the wide operands: what lives long does not end up between what is freed at once.
+        out = x.new_empty((len(x), len(weight)))
         wide = self.compute_dtype
-        bias = bias if bias is None else bias.to(wide)
-        return F.linear(x.to(wide), weight.to(wide), bias).to(self.dtype)
+        return out.copy_(F.linear(x.to(wide), weight.to(wide), bias if bias is None else bias.to(wide)))
 
     def dgrad(self, g: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See `LinearBackend.dgrad`."""
-        return (g.to(self.compute_dtype) @ weight.to(self.compute_dtype)).to(self.dtype)
+        return self._product(g, weight)
 
     def wgrad(self, g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `LinearBackend.wgrad`."""
-        return (g.to(self.compute_dtype).t() @ x.to(self.compute_dtype)).to(self.dtype)
+        return self._product(g.t(), x)
+
+    def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self.compute_dtype == self.dtype:
+            return a @ b
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=self.dtype)
+        product_into_(out, a.to(self.compute_dtype), b.to(self.compute_dtype))
+        return out
 
 
 def product_into_(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, accumulate: bool = False) -> None:

@@ -18,7 +18,7 @@ from megatron.tensor_parallel.column_linear import SplitInput, start_input_gradi
 
 PIECE_BYTES = 4 << 20
 """fp32 logits of one piece: small enough to stay in a CPU's cache."""
-WIDENED_BYTES = 16 << 20
+WIDENED_BYTES = 4 << 20
 """Largest operand of a product that is held in a wider format than it is stored in."""
 
 

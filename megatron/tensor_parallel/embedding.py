@@ -13,6 +13,17 @@ from megatron.tensor_parallel.regions import leave_split
 from megatron.topology.param_spec import ParamSpec
 
 
+def _summed_rows(g: torch.Tensor, ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """[num_rows, h]: in row i the sum of the rows of g [n, h] whose id is i, added in fp32 and rounded once."""
+    ids, order = ids.sort(stable=True)
+    run = torch.cat([ids.new_zeros(1), (ids[1:] != ids[:-1]).cumsum(0)])  # the number of the id among those that occur
+    sums = torch.zeros(g.shape, dtype=torch.promote_types(g.dtype, torch.float32), device=g.device)
+    sums.index_add_(0, run, g[order].to(sums.dtype))
+    total = g.new_zeros((num_rows, g.shape[1]))
+    total[ids] = sums[run].to(g.dtype)  # equal ids write equal rows
+    return total
+
+
 class _LookUp(torch.autograd.Function):
     """Rows of `weight` for ids in [first, first + rows), zero for others; saves the ids.
 
@@ -25,17 +36,16 @@ class _LookUp(torch.autograd.Function):
         elsewhere = (local < 0) | (local >= weight.shape[0])
         local = local.masked_fill_(elsewhere, 0)
         ctx.save_for_backward(local, elsewhere)
-        ctx.num_rows, ctx.dtype, ctx.sum_wide = weight.shape[0], weight.dtype, sum_wide
+        ctx.num_rows, ctx.sum_wide = weight.shape[0], sum_wide
         return F.embedding(local, weight).masked_fill_(elsewhere[..., None], 0.0)
 
     @staticmethod
     def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         local, elsewhere = ctx.saved_tensors
-        if ctx.sum_wide:
-            g = g.to(torch.promote_types(g.dtype, torch.float32))
         g = g.masked_fill(elsewhere[..., None], 0.0)
-        dw = torch.ops.aten.embedding_dense_backward(g, local, ctx.num_rows, -1, False)
-        return None, dw.to(ctx.dtype), None, None
+        if ctx.sum_wide:
+            return None, _summed_rows(g.flatten(0, -2), local.flatten(), ctx.num_rows), None, None
+        return None, torch.ops.aten.embedding_dense_backward(g, local, ctx.num_rows, -1, False), None, None
 
 
 def look_up(ids: torch.Tensor, weight: torch.Tensor, *, first: int = 0, sum_wide: bool) -> torch.Tensor:

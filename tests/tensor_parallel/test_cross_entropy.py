@@ -59,7 +59,7 @@ def test_equals_the_whole(size, sequence_parallel, softmax_size, pieces, monkeyp
 
 @pytest.mark.parametrize("pieces", ["one", "many"])
 def test_gradient_is_the_slope(pieces, monkeypatch):
-    """Central differences along random directions: `gradcheck` differentiates one graph many times, this one is spent."""
+    """Central differences: `gradcheck` differentiates one graph many times, and this one is spent after the first."""
     if pieces == "many":
         monkeypatch.setattr(module, "PIECE_BYTES", 100)
     how = split_input(single_process_context(params_dtype=torch.float64))
