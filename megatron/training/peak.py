@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from megatron.ops.compute_dtype import matmul_dtype
+
 
 class Peak(NamedTuple):
     """TFLOP/s of one device in the run's precision, and where the number comes from."""
@@ -61,7 +63,11 @@ def table_peak(device_name: str, dtype: torch.dtype) -> Peak | None:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, size: int = 768, seconds: float = 0.2) -> Peak:
-    """The rate of a square matrix product on `device`: the best of the repetitions that fit in `seconds`."""
+    """The rate of a square matrix product on `device`: the best of the repetitions that fit in `seconds`.
+
+    In the format that the layers multiply in, which on a CPU without bf16 instructions is fp32.
+    """
+    dtype = matmul_dtype(dtype, device)
     left = torch.ones(size, size, device=device, dtype=dtype)
     right = torch.ones(size, size, device=device, dtype=dtype)
     torch.mm(left, right).sum().item()

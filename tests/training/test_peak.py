@@ -32,3 +32,12 @@ def test_order_of_sources():
     assert table_peak("CPU", torch.float32) is None
     peak = measured_peak(cpu, torch.float32, size=64, seconds=0.01)
     assert peak.tflops > 0 and "measured" in peak.source
+
+
+def test_a_cpu_without_bf16_instructions_is_measured_in_the_format_it_multiplies_in(monkeypatch):
+    seen = []
+    monkeypatch.setattr("megatron.ops.compute_dtype.cpu_multiplies", lambda dtype: dtype == torch.float32)
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda left, right: seen.append(left.dtype) or product(left, right))
+    measured_peak(torch.device("cpu"), torch.bfloat16, size=8, seconds=0.0)
+    assert set(seen) == {torch.float32}
