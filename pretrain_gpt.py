@@ -9,42 +9,16 @@ line costs no time on the cluster. Exit codes are in megatron/training/exit_code
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-from megatron.checkpoint.catalog import find_checkpoint
-from megatron.config.checkpoint import CheckpointConfig
-from megatron.config.describe import describe
-from megatron.config.run import parse_or_exit
-from megatron.training import exit_codes
-from megatron.training.process import process_of
-from megatron.training.sinks import check_sinks
-
-
-def stored_configuration(checkpoint: CheckpointConfig) -> Mapping[str, Any] | None:
-    """What the checkpoint that --load names was configured with, for --use-checkpoint-args; None when there is none."""
-    steps = find_checkpoint(checkpoint.load, ckpt_step=checkpoint.ckpt_step, log=lambda line: None)
-    return steps[0].manifest.config if steps else None
+from megatron.training.start import configured
 
 
 def main(argv: list[str]) -> int:
     """Run one process of the training job; returns its exit code."""
-    process = process_of(os.environ)
-    config = parse_or_exit(argv, process.world_size, rank=process.rank, read_stored=stored_configuration)
-    try:
-        check_sinks(config.logging)
-    except ValueError as error:
-        if process.rank == 0:
-            print(f"error: {error}", file=sys.stderr)
-        return exit_codes.USAGE
-    if process.rank == 0:
-        print("\n".join(describe(config)), flush=True)
-    if config.training.check_config:
-        return exit_codes.COMPLETE
+    config, process = configured(argv)
 
-    # Here and not at the top: importing torch takes seconds, and everything above needs none.
+    # Here and not at the top: importing torch takes seconds, and the checks above need none.
     from megatron.models.gpt import build_stages
     from megatron.training.supervise import pretrain
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -100,6 +102,14 @@ class Reporter:
             if self.progress is not None:
                 self.progress.clear()
             print(text, file=self.stream, flush=True)
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """Say that a part which may take long begins, and how long it took."""
+        self.say(f"> {title} ...")
+        start = time.monotonic()
+        yield
+        self.say(f"  done in {time.monotonic() - start:.1f} s")
 
     def step(self, iteration: int) -> None:
         """Move the progress bar."""

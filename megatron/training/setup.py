@@ -157,9 +157,9 @@ def attach_data(run: Run) -> None:
     config, ctx = run.config, run.ctx
     tokenizer = build_tokenizer(TokenizerOptions.of(config.data))
     wanted = samples_wanted(config)
-    if run.position.dataset_samples:
+    if run.position.dataset_samples and wanted["train"]:
         wanted["train"] = _samples_as_before(run, wanted["train"])
-    run.position.dataset_samples = wanted["train"]
+    run.position.dataset_samples = wanted["train"] or run.position.dataset_samples
     is_cyclic = config.data.dataloader_type == "cyclic"
     sizes = [None if is_cyclic and name == "train" and not _is_weighted(config) else wanted[name] for name in SPLITS]
     datasets = dict(zip(SPLITS, build_datasets(config, tokenizer, sizes)))

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Protocol
 
+from megatron.config.stored import to_dict
+
 
 class Sink(Protocol):
     """What the reporter writes to."""
@@ -25,12 +27,12 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in --tensorboard-dir. After a resume, points of undone iterations are hidden (purge_step)."""
+    """Event files in --tensorboard-dir; a resumed run hides the points of iterations that it does again."""
 
     def __init__(self, directory: str, queue_size: int, first_step: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(log_dir=directory, max_queue=queue_size, purge_step=first_step or None)
+        self.writer = SummaryWriter(log_dir=directory, max_queue=queue_size, purge_step=first_step + 1)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         self.writer.add_scalar(tag, value, step)
@@ -119,7 +121,7 @@ def open_sinks(config, first_step: int) -> list[Sink]:
     if logging.tensorboard_dir:
         sinks.append(TensorBoard(logging.tensorboard_dir, logging.tensorboard_queue_size, first_step))
     if logging.wandb_project:
-        sinks.append(WeightsAndBiases(logging, config.checkpoint.save, config.as_flags()))
+        sinks.append(WeightsAndBiases(logging, config.checkpoint.save, to_dict(config)))
     path = metrics_path(config)
     if path is not None:
         sinks.append(MetricsFile(path))

@@ -1,7 +1,8 @@
 """What a checkpoint holds of a run, and what each way of starting takes from it.
 
     --load                       weights, optimizer, schedules, loss scale, position in the data
-    --load --no-load-optim       weights and position; optimizer and schedules start anew at that position
+    --load --no-load-optim       weights and position; optimizer, loss scale and learning-rate schedule start anew, the
+                                 schedule with its warm-up, as in Megatron
     --load --finetune            weights only; everything else starts at iteration 0
     --pretrained-checkpoint      as --finetune, when --load holds no checkpoint
 
@@ -41,7 +42,8 @@ def _pieces(run: Run, with_optimizer: bool) -> Iterator[Piece]:
 def save(run: Run) -> None:
     """Write a checkpoint of the run's iteration, all ranks together."""
     checkpoint, position = run.config.checkpoint, run.position
-    with run.ledger.phase("save", step=position.iteration):
+    title = f"saving iteration {position.iteration} to {checkpoint.save}"
+    with run.ledger.phase("save", step=position.iteration), run.reporter.stage(title):
         path = save_checkpoint(
             checkpoint.save,
             position.iteration,
@@ -55,7 +57,7 @@ def save(run: Run) -> None:
     run.saved_iteration = position.iteration
     run.ledger.mark("durable", step=position.iteration)
     run.reporter.note(f"Saved checkpoint\tIteration: {position.iteration}")
-    run.reporter.say(f"saved checkpoint at iteration {position.iteration} to {path}")
+    run.reporter.say(f"saved checkpoint of iteration {position.iteration} to {path}")
 
 
 def save_if_new(run: Run) -> None:
@@ -141,7 +143,9 @@ def _read(run: Run, path: str, *, weights_only: bool, is_required: bool, flag: s
     if with_optimizer:
         _restore_optimizer(run, scalars)
     else:
-        run.scheduler.num_steps = run.position.consumed_samples
+        run.reporter.say(
+            "--no-load-optim: optimizer states and the learning-rate schedule start anew, warm-up included"
+        )
     run.reporter.say(f"loaded checkpoint of iteration {found.iteration} from {found.path}")
     return found
 

@@ -87,11 +87,13 @@ def train(
         if config.checkpoint.save and ctx.rank == 0:
             prepare_save_directory(config.checkpoint.save, reporter.say)
         barrier(ctx.world)
-        run = build_run(config, ctx, build_stages, ledger, reporter)
+        with reporter.stage("building the model and its optimizer"):
+            run = build_run(config, ctx, build_stages, ledger, reporter)
     try:
         with _user_errors(), ledger.phase("init"):
             load(run)
-            attach_data(run)
+            with reporter.stage("building the data sets"):
+                attach_data(run)
             reporter.begin(run.position.iteration, open_sinks(config, run.position.iteration) if ctx.rank == 0 else ())
         reporter.note(f"Starting job\tIteration: {run.position.iteration}")
         return Loop(run, stop, on_record).train()
@@ -102,10 +104,13 @@ def train(
 def pretrain(config: RunConfig, process: Process, build_stages: BuildStages) -> int:
     """The program: one process's part of a run. Returns its exit code (`exit_codes`)."""
     is_first = process.rank == 0
-    ledger = Ledger(Path(config.checkpoint.save) / "ledger.jsonl" if config.checkpoint.save and is_first else None)
     logging.basicConfig(level=logging.INFO if config.logging.logging_level is None else config.logging.logging_level)
     exit_signal = config.resilience.exit_signal if config.resilience.exit_signal_handler else None
     try:
+        with _user_errors():
+            ledger = Ledger(
+                Path(config.checkpoint.save) / "ledger.jsonl" if config.checkpoint.save and is_first else None
+            )
         with catch_signals(exit_signal) as stop:
             outcome = _launch_and_train(config, process, build_stages, ledger, stop)
     except (UserError, CheckpointError, TrainingError, LossScaleExhausted) as error:

@@ -1,0 +1,88 @@
+"""The program around a run: exit codes, and what an error looks like."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from megatron.checkpoint.format import CheckpointError
+from megatron.training import exit_codes
+from megatron.training.process import Process
+from megatron.training.start import stored_configuration
+from megatron.training.supervise import pretrain
+from tests.training.bigram import build_bigram
+from tests.training.runs import TINY, RunConfig, corpus, run_one
+
+
+def config_of(flags: str) -> RunConfig:
+    return RunConfig.from_flags(f"{TINY} --data-path {corpus()} {flags}")
+
+
+def test_a_complete_run_ends_with_zero_and_says_so(tmp_path, capsys):
+    flags = f"--train-iters 2 --save {tmp_path} --save-interval 2 --log-progress --tensorboard-dir {tmp_path}/tb"
+    assert pretrain(config_of(flags), Process(), build_bigram) == exit_codes.COMPLETE
+    text = capsys.readouterr().out
+    assert "finished (complete) at iteration 2" in text and "> building the data sets ..." in text
+    lines = (tmp_path / "progress.txt").read_text().splitlines()
+    assert ["Starting job" in lines[0], "Saved checkpoint\tIteration: 2" in lines[1]] == [True, True]
+    assert list((tmp_path / "tb").glob("events.*"))
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["iteration"] for entry in entries] == [1, 2]
+
+
+def test_what_a_user_can_mend_is_one_line(tmp_path, capsys):
+    bad = RunConfig.from_flags(f"{TINY} --train-iters 2 --data-path {tmp_path}/nothing")
+    assert pretrain(bad, Process(), build_bigram) == exit_codes.FAILED
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and f"{tmp_path}/nothing" in lines[0]
+
+
+def test_a_save_that_fails_is_a_failure(tmp_path, capsys, monkeypatch):
+    def fail(*args, **kwargs):
+        raise CheckpointError("disk full")
+
+    monkeypatch.setattr("megatron.training.state.save_checkpoint", fail)
+    flags = f"--train-iters 4 --save {tmp_path} --save-interval 2"
+    assert pretrain(config_of(flags), Process(), build_bigram) == exit_codes.FAILED
+    assert "error: disk full" in capsys.readouterr().err
+
+
+def test_an_error_of_ours_has_its_traceback_and_its_rank(capsys):
+    def broken(config, ctx, vocab_size):
+        raise RuntimeError("boom")
+
+    assert pretrain(config_of("--train-iters 2"), Process(), broken) == exit_codes.FAILED
+    text = capsys.readouterr().err
+    assert "rank 0 failed:" in text and "Traceback" in text and "boom" in text
+
+
+def test_weights_and_biases_gets_the_curves(tmp_path, monkeypatch):
+    logged, settings = [], {}
+
+    class FakeRun:
+        def log(self, values, step):
+            logged.append((*values.items(), step))
+
+        def finish(self):
+            logged.append("finished")
+
+    def init(**given):
+        settings.update(given)
+        return FakeRun()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    flags = f"--train-iters 2 --wandb-project demo --wandb-exp-name first --wandb-save-dir {tmp_path}"
+    assert pretrain(config_of(flags), Process(), build_bigram) == exit_codes.COMPLETE
+    assert settings["project"] == "demo" and settings["config"]["training"]["train_iters"] == 2
+    assert logged[-1] == "finished" and {entry[0][0] for entry in logged[:-1]} >= {"lm loss", "learning-rate"}
+
+
+@pytest.mark.parametrize("directory", ["", "iter_0000002"])
+def test_stored_configuration_is_what_the_run_had(tmp_path, directory):
+    run_one(f"--train-iters 2 --save {tmp_path} --save-interval 2")
+    config = config_of(f"--train-iters 2 --load {tmp_path / directory}")
+    stored = stored_configuration(config.checkpoint)
+    assert stored["model"]["num_layers"] == 4 and stored["training"]["train_iters"] == 2
