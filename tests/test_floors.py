@@ -160,7 +160,7 @@ def test_size_and_manners(path):
 def public_names(path: Path) -> Iterator[ast.FunctionDef | ast.ClassDef]:
     """Public functions, classes and methods; a configuration class is described by its module's docstring."""
     tree = parsed(path)
-    is_config = path.parent.name == "config"
+    is_config = path.parent.name == "config" or path.name == "config.py"
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             if not (is_config and node.name.endswith("Config")):

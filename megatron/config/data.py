@@ -28,7 +28,7 @@ class DataConfig:
     split: str | None = flag(None)
     """Shares of training, validation and test, as in 969,30,1. None: 969,30,1 with --data-path."""
     data_cache_path: str | None = flag(None)
-    """Directory in which sample indices are kept for the next start. None: they are built at each start and not kept."""
+    """Directory in which sample indices are kept for the next start. None: built at each start and not kept."""
     mock_data: bool = flag(False)
     """Made-up documents; needs no file."""
     mid_level_dataset_surplus: float = flag(0.005)

@@ -1,7 +1,7 @@
 """Every collective of the codebase, each given its `Group`; a group of one is handled here and nowhere else.
 
-Functions without a trailing underscore leave their input alone and return a new tensor (at size one: the input itself). Those with
-one write into a buffer they are given and return a `Work`: what they write is valid after `wait()`.
+Functions without a trailing underscore leave their input alone and return a new tensor (at size one: the input itself).
+Those with one write into a buffer they are given and return a `Work`: what they write is valid after `wait()`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def broadcast(x: torch.Tensor, group: Group, src: int = 0) -> torch.Tensor:
 def all_to_all(
     x: torch.Tensor, group: Group, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Rows of `x` cut by `in_splits` and sent to the members in order; what they sent, concatenated (even parts by default)."""
+    """Rows of `x` cut by `in_splits`, sent to the members in order; what they sent, concatenated. Even by default."""
     if group.size == 1:
         return x
     even = [x.shape[0] // group.size] * group.size

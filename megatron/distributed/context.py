@@ -30,7 +30,7 @@ GROUP_AXES = (
 def build_groups(
     mesh: Mesh, rank: int, open_transport: Callable[[tuple[int, ...]], Transport]
 ) -> dict[tuple[str, ...], Group]:
-    """This rank's group for each of `GROUP_AXES`. Equal sets of ranks share one transport; all ranks open theirs in one order."""
+    """This rank's group for each of `GROUP_AXES`. Equal sets of ranks share a transport; all open in one order."""
     opened: dict[tuple[int, ...], Transport] = {}
     groups = {}
     for axes in map(canonical_axes, GROUP_AXES):
@@ -92,7 +92,7 @@ class ParallelContext:
         return self.group("dp", "cp")
 
     def parameter(self, spec: ParamSpec) -> torch.nn.Parameter:
-        """Allocate this rank's shard of `spec` in the run's parameter dtype, with its initial values; `.spec` is the spec."""
+        """Allocate this rank's shard of `spec` with its initial values, in the run's dtype; `.spec` is the spec."""
         stored = torch.empty(spec.stored_shape(self.mesh), dtype=self.params_dtype, device=self.device)
         if self.device.type != "meta":
             with torch.no_grad():

@@ -17,15 +17,16 @@ def has_gpu() -> bool:
 def resolve_backend(requested: str) -> tuple[str, str | None]:
     """(backend to use, a line to print or None) for --distributed-backend.
 
-    A torch without CUDA can only mean a CPU run, so nccl becomes gloo, and says so. A CUDA build that sees no GPU is a broken node
-    or a wrong flag: ValueError.
+    A torch without CUDA can only mean a CPU run, so nccl becomes gloo, and says so. A CUDA build that sees no GPU is a
+    broken node or a wrong flag: ValueError.
     """
     if requested == "gloo" or has_gpu():
         return requested, None
     if torch.version.cuda is None:
         return "gloo", "this torch is a CPU build: --distributed-backend gloo instead of nccl, all ranks on CPU"
     raise ValueError(
-        "--distributed-backend nccl, but torch sees no GPU; check the driver, or run on CPU with --distributed-backend gloo"
+        "--distributed-backend nccl, but torch sees no GPU; check the driver, or run on CPU with "
+        "--distributed-backend gloo"
     )
 
 

@@ -17,8 +17,8 @@ from megatron.topology.mesh import Mesh
 
 # What NCCL and CUDA read only from the environment; set unless the user has set it, and printed at start-up.
 NCCL_ENVIRONMENT = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # kernels start in the order they are issued, so that overlapped collectives go first
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # a failed collective ends the process, and the flight recorder can still dump
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # kernels start in the order of issue, so overlapped collectives go first
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # a failed collective ends the process, after the flight recorder
 }
 
 
@@ -47,7 +47,8 @@ def launch(
 ) -> Iterator[ParallelContext]:
     """Join the run as `rank` of `mesh` and yield the context; on exit destroy every group that was made.
 
-    The meeting point is `store`, or torchrun's environment (MASTER_ADDR, MASTER_PORT) without one. A world of one opens no group.
+    The meeting point is `store`, or torchrun's environment (MASTER_ADDR, MASTER_PORT) without one. A world of one opens
+    no group.
     """
     device = local_device(backend, local_rank)
     if mesh.world_size > 1:
@@ -77,5 +78,5 @@ def launch(
 def _open(ranks: tuple[int, ...], world_size: int, timeout_s: float) -> dist.ProcessGroup:
     if len(ranks) == world_size:
         return dist.group.WORLD
-    # Only the members meet; all ranks walk GROUP_AXES in one order, so members of a group arrive at it in the same order.
+    # Only the members meet; all ranks walk GROUP_AXES in one order, so the members of a group arrive at it alike.
     return dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)

@@ -17,8 +17,8 @@ def exchange(
 ) -> list[Work]:
     """Post all sends and receives ((peer index in `group`, contiguous tensor)); one `Work` each, sends first.
 
-    Messages between the same two members match in the order they were posted. A sent tensor must stay unchanged, and a received one
-    unread, until its `wait()` returns. Nothing here blocks.
+    Messages between the same two members match in the order they were posted. A sent tensor must stay unchanged, and a
+    received one unread, until its `wait()` returns. Nothing here blocks.
     """
     for peer, tensor in (*sends, *receives):
         assert 0 <= peer < group.size and peer != group.rank, f"peer {peer} of {group}"

@@ -1,6 +1,7 @@
-"""Counter-based random numbers: a value is a function of a key and a position, so no layout, order or restart can change it.
+"""Counter-based random numbers: a value is a function of a key and a position, whatever the layout, order or restart.
 
-The generator is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a 64-bit position mixed with a 64-bit key. Nothing here has state.
+The generator is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): a 64-bit position mixed with a 64-bit key. Nothing here
+has state.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from megatron.topology.param_spec import Constant, ParamSpec
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
-# A CPU kernel may round the last, partial vector of a buffer differently from the rest; blocks of this size (a multiple of every
-# vector width, below the size at which torch splits work between threads) have no such tail.
+# A CPU kernel may round the last, partial vector of a buffer differently from the rest; blocks of this size (a multiple
+# of every vector width, below the size at which torch splits work between threads) have no such tail.
 _BLOCK = 16384
 _CHUNK = 1 << 20  # positions drawn at once: bounds the temporaries
 
@@ -42,7 +43,7 @@ def key_of(*parts: int | str) -> int:
 
 
 def normal_at(key: int, positions: torch.Tensor) -> torch.Tensor:
-    """Standard normal fp32 values at int64 `positions` [n], by Box and Muller from the two halves of one 64-bit draw."""
+    """Standard normal fp32 values at int64 `positions` [n]: Box and Muller on the two halves of one 64-bit draw."""
     out = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
     for start in range(0, positions.numel(), _BLOCK):
         part = positions[start : start + _BLOCK]
@@ -56,7 +57,7 @@ def normal_at(key: int, positions: torch.Tensor) -> torch.Tensor:
 
 
 def initialize_(stored: torch.Tensor, spec: ParamSpec, mesh: Mesh, place: Coordinates, seed: int) -> None:
-    """Fill the local shard of `spec` with its initial values: functions of (seed, name, logical index), in fp32, then cast."""
+    """Fill the local shard of `spec`: values are functions of (seed, name, logical index), in fp32, then cast."""
     if isinstance(spec.init, Constant):
         stored.fill_(spec.init.value)
         return
@@ -101,7 +102,7 @@ def _mix32_(x: torch.Tensor) -> torch.Tensor:
 
 
 def keep_mask(row_keys: torch.Tensor, num_columns: int, keep_prob: float, first_column: int = 0) -> torch.Tensor:
-    """bool [*row_keys.shape, num_columns]: each entry True with `keep_prob`, a function of its row's key and its column number.
+    """bool [*row_keys.shape, num_columns]: each entry True with `keep_prob`, a function of its row's key and column.
 
     `first_column` is the global number of the first column, so that shards of a row draw their part of one mask.
     """

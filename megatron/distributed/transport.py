@@ -1,8 +1,8 @@
 """What a process group must be able to do: the seam between our collectives and whatever carries the bytes.
 
-`TorchTransport` carries them over NCCL or gloo. A test may put another carrier behind the same seam (threads of one process);
-nothing above this file can tell. Every verb starts the operation and returns a `Work`; a buffer that a verb writes must not be
-read, and one that it reads must not be written, before `wait()` has returned.
+`TorchTransport` carries them over NCCL or gloo. A test may put another carrier behind the same seam (threads of one
+process); nothing above this file can tell. Every verb starts the operation and returns a `Work`; a buffer that a verb
+writes must not be read, and one that it reads must not be written, before `wait()` has returned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Transport(Protocol):
     def all_to_all_(
         self, out: torch.Tensor, source: torch.Tensor, out_splits: Sequence[int], source_splits: Sequence[int]
     ) -> Work:
-        """Send rows of `source` (dim 0, cut by `source_splits`) to the members in order; receive likewise into `out`."""
+        """Send rows of `source` (dim 0, cut by `source_splits`) to the members in order; likewise receive `out`."""
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -99,7 +99,7 @@ class TorchTransport:
         return _all_gather(out.view(-1), shard.view(-1), group=self.process_group, async_op=True)
 
     def reduce_scatter_into_(self, out: torch.Tensor, full: torch.Tensor) -> Work:
-        """See `Transport.reduce_scatter_into_`; gloo sums a copy of `full` whole, since its own version is a list of reduces."""
+        """See `Transport.reduce_scatter_into_`; gloo sums a whole copy: its own version is a list of reduces."""
         if full.device.type == "cpu":
             summed = full.detach().clone().view(self.size, -1)
             work = dist.all_reduce(summed, group=self.process_group, async_op=True)
@@ -121,7 +121,7 @@ class TorchTransport:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> list[Work]:
-        """See `Transport.exchange`. On NCCL the batch is one kernel launch, so a pair that sends to each other cannot block."""
+        """See `Transport.exchange`. On NCCL a batch is one launch, so a pair that sends to each other cannot block."""
         group = self.process_group
         if any(tensor.device.type != "cpu" for _, tensor in (*sends, *receives)):
             ops = [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]

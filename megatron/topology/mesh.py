@@ -1,7 +1,7 @@
 """The ranks of a run as a grid with named axes: coordinates and groups as plain arithmetic.
 
-Axes from fastest to slowest, as Megatron orders them: tp, cp, dp, pp (or tp, cp, pp, dp with --use-tp-pp-dp-mapping). The
-pseudo axis "embd" is the part of "pp" that holds a copy of a tied embedding: the first and the last stage.
+Axes from fastest to slowest, as Megatron orders them: tp, cp, dp, pp (or tp, cp, pp, dp with --use-tp-pp-dp-mapping).
+The pseudo axis "embd" is the part of "pp" that holds a copy of a tied embedding: the first and the last stage.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Mesh:
     def ranks_of(self, axes: Iterable[str], rank: int) -> tuple[int, ...]:
         """Global ranks, ascending, of the group of `rank` that varies over `axes`.
 
-        With "embd" the group varies over the stages that hold a tied embedding; a rank of a middle stage is in no such group and
-        gets the empty tuple.
+        With "embd" the group varies over the stages that hold a tied embedding; a rank of a middle stage is in no such
+        group and gets the empty tuple.
         """
         axes = canonical_axes(axes)
         here = self.coordinates(rank)

@@ -1,8 +1,8 @@
 """What one parameter is and how it is sharded, said once where it is allocated and read by everybody else.
 
-`shape` is logical: one entry per dimension that means something, so that every shard is an even contiguous slice of one logical
-dimension (a fused QKV is kv-groups x heads x head-dim x hidden, a gated fc1 is 2 x ffn x hidden). The stored tensor folds the
-first `fold` logical dimensions into its dim 0 and the rest into its dim 1.
+`shape` is logical: one entry per dimension that means something, so that every shard is an even contiguous slice of one
+logical dimension (a fused QKV is kv-groups x heads x head-dim x hidden, a gated fc1 is 2 x ffn x hidden). The stored
+tensor folds the first `fold` logical dimensions into its dim 0 and the rest into its dim 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Slice(tuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ParamSpec:
-    """One logical parameter; the same value on every rank and in every layout but for `axes`, `partial_over` and padding."""
+    """One logical parameter; the same value on all ranks and layouts but for `axes`, `partial_over` and padding."""
 
     name: str
     """Global, layout-independent name ("decoder.layers.7.mlp.linear_fc1.weight")."""
@@ -95,7 +95,7 @@ class ParamSpec:
         return () if "tp" in self.axes or "tp" in self.partial_over else ("tp",)
 
     def local_slice(self, mesh: Mesh, place: Coordinates) -> tuple[Slice, ...]:
-        """(offset, size) per logical dimension of the shard at `place`; ValueError if an axis does not divide its dimension."""
+        """(offset, size) per logical dimension of the shard at `place`; ValueError if an axis does not divide it."""
         slices = []
         for extent, axis in zip(self.shape, self.axes, strict=True):
             if axis is None:
