@@ -65,38 +65,34 @@ class Loop:
 
     def train(self) -> Outcome:
         """Run to the end, evaluations and checkpoints included."""
-        run, training = self.run, self.run.config.training
-        if not training.skip_train:
+        run, reason = self.run, None
+        if not run.config.training.skip_train:
             reason = self._iterate()
-            if reason is not None:
-                self._flush()
-                save_if_new(run)
-                return Outcome(reason, run.position.iteration, tuple(self.evaluations))
             self._flush()
             save_if_new(run)
-        for split in ("valid", "test"):
-            if run.loaders[split] is not None and not self._evaluate(split, is_final=True):
-                return Outcome("signal", run.position.iteration, tuple(self.evaluations))
-        reason = "skip-train" if training.skip_train else "complete"
+        reason = reason or self._evaluate_finally()
         return Outcome(reason, run.position.iteration, tuple(self.evaluations))
+
+    def _evaluate_finally(self) -> str:
+        """The evaluations of a run that was not broken off."""
+        for split in ("valid", "test"):
+            if self.run.loaders[split] is not None and not self._evaluate(split, is_final=True):
+                return "signal"
+        return "skip-train" if self.run.config.training.skip_train else "complete"
 
     def _iterate(self) -> str | None:
         """Steps until all iterations are done (None) or a reason to stop."""
         run, config = self.run, self.run.config
-        if self._agree_before_first_step():
+        if run.any_rank(self.stop.is_set):
             return "signal"
         while run.position.iteration < config.train_iterations:
             self._step()
             iteration = run.position.iteration
             if iteration % config.logging.log_interval == 0:
                 self._flush()
-            if (
-                self._reason is None
-                and self._is_due(config.training.eval_interval)
-                and run.loaders["valid"] is not None
-            ):
-                if not self._evaluate("valid", is_final=False):
-                    self._reason = "signal"
+            wants_evaluation = self._is_due(config.training.eval_interval) and run.loaders["valid"] is not None
+            if self._reason is None and wants_evaluation and not self._evaluate("valid", is_final=False):
+                self._reason = "signal"
             if self._is_due(config.checkpoint.save_interval):
                 self._read_votes(0)
                 save_if_new(run)
@@ -105,10 +101,6 @@ class Loop:
             if self._is_due(config.resilience.exit_interval):
                 return "exit-interval"
         return None
-
-    def _agree_before_first_step(self) -> bool:
-        """Whether any rank was asked to stop during set-up."""
-        return self.run.any_rank(self.stop.is_set)
 
     def _step(self) -> None:
         run, position = self.run, self.run.position
@@ -160,8 +152,8 @@ class Loop:
         )
 
     def _settle(self, ok: torch.Tensor) -> bool:
-        """Whether the update was made. Only fp16 skips updates as a matter of course, so only fp16 asks the device."""
-        if not self.run.config.precision.fp16:
+        """Whether the update was made. Where a step that is not made stops the run anyway, the device is not asked."""
+        if self._stops_at_nan:
             return True
         is_committed = bool(ok)
         if not is_committed and self.run.config.resilience.max_consecutive_skipped_iterations:

@@ -160,6 +160,7 @@ def test_without_the_check_such_a_step_is_skipped_and_counted():
         assert [record.is_skipped for record in result.records] == [False, False, True, False, False, False]
         assert [record.is_nan for record in result.records] == [False, False, True, False, False, False]
         assert math.isfinite(result.losses[-1])
+        assert result.rates[2] == result.rates[1] > result.rates[3]  # the schedule did not move
     text = run_all(flags, world=2, build=build_poisoned)[0].text
     lines = [line for line in text.splitlines() if "lm loss" in line or "learning rate" in line]
     assert "number of skipped iterations:   1 | number of nan iterations:   1 |" in lines[2]
