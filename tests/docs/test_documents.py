@@ -118,3 +118,9 @@ def test_commands_that_fail_say_why(command, tmp_path):
     result = shell(command.code, tmp_path)
     assert result.returncode == int(command.what.split()[1]), result.stderr
     assert "error:" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_every_reason_is_in_the_index():
+    index = (ROOT / "docs" / "reasons" / "README.md").read_text(encoding="utf-8")
+    pages = sorted(path.name for path in (ROOT / "docs" / "reasons").glob("*.md") if path.name != "README.md")
+    assert sorted(re.findall(r"\]\((\w+\.md)\)", index)) == pages
