@@ -58,7 +58,7 @@ FAMILY_FLAGS = {
 OURS = (
     "--num-layers {sizes.layers} --hidden-size {sizes.hidden} --num-attention-heads {sizes.heads} "
     "--seq-length {sizes.length} --max-position-embeddings {sizes.length} --micro-batch-size {sizes.batch} "
-    "--tokenizer-type NullTokenizer --vocab-size {sizes.vocab} --mock-data --train-iters 1000 --lr 1e-3 "
+    "--tokenizer-type NullTokenizer --vocab-size {sizes.vocab} --mock-data --train-iters 1000 --lr 1e-4 "
     "--lr-decay-style constant --adam-beta2 0.95 --weight-decay 0.1 --clip-grad 1.0 "
     "--hidden-dropout 0 --attention-dropout 0 --peak-tflops 1 "
 )
@@ -154,7 +154,7 @@ def plain_step(model: nn.Module, loss_of: Callable[..., torch.Tensor], *, autoca
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
 
     def step(tokens: torch.Tensor, labels: torch.Tensor) -> float:
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
