@@ -135,7 +135,9 @@ else
 fi
 
 stage 7 "what a model without context would reach"
-"$PYTHON" tools/unigram_loss.py --data-path "$data" --split 96,2,2 --vocab-size 8192 | tee "$work/unigram.txt"
+# The final evaluation takes the third block of 6 batches of 8 samples (after those at halfway and at the end).
+"$PYTHON" tools/unigram_loss.py --data-path "$data" --split 96,2,2 --vocab-size 8192 --seq-length 256 \
+    --samples 96 144 | tee "$work/unigram.txt"
 unigram=$(sed -n 's/.*tokens: //p' "$work/unigram.txt")
 
 stage 8 "text from the checkpoint"

@@ -78,6 +78,22 @@ def test_unigram_loss_is_the_cross_entropy_of_smoothed_counts(tmp_path):
     assert result.returncode == 1 and "no validation part" in result.stderr
 
 
+def test_unigram_loss_of_the_samples_of_one_evaluation(tmp_path):
+    """Validation holds 1 1 2 2 2: samples of two tokens have labels (1 2), (2 2); the second is scored alone."""
+    prefix = tmp_path / "data"
+    with IndexedDatasetWriter(prefix, np.uint16) as writer:
+        writer.add_document([0, 0, 1, 0], [4])
+        writer.add_document([1, 1, 2, 2, 2], [5])
+        writer.finalize()
+    common = ("--data-path", prefix, "--split", "1,1", "--vocab-size", 3)
+    both = run_tool("unigram_loss", *common, "--seq-length", 2, "--samples", 0, 2)
+    assert f"on 4 validation tokens: {-(math.log(2 / 7) + 3 * math.log(1 / 7)) / 4:.4f}" in both.stdout, both.stderr
+    last = run_tool("unigram_loss", *common, "--seq-length", 2, "--samples", 1, 2)
+    assert "on 2 validation tokens" in last.stdout, last.stderr
+    assert "FIRST" in run_tool("unigram_loss", *common, "--seq-length", 2, "--samples", 2, 2).stderr
+    assert "belong together" in run_tool("unigram_loss", *common, "--samples", 0, 2).stderr
+
+
 def train_record(iteration: int, loss: float | None) -> dict:
     return {"event": "train", "iteration": iteration, "loss": loss, "seconds_per_step": 0.5}
 
