@@ -7,7 +7,6 @@ from setuptools import find_packages, setup
 CORE = [
     "torch>=2.6",
     "numpy>=1.26",
-    "einops>=0.7",
     "sentencepiece>=0.2",  # the default tokenizer
     "tensorboard>=2.14",
     "pyyaml>=6.0",  # --config run.yaml

@@ -5,7 +5,6 @@ A sink has `scalar(tag, value, step)`, `record(dict)` and `close()`. Only the fi
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Protocol
@@ -99,20 +98,6 @@ def metrics_path(config) -> Path | None:
     if config.logging.metrics_file:
         return Path(config.logging.metrics_file)
     return Path(config.checkpoint.save) / "metrics.jsonl" if config.checkpoint.save else None
-
-
-def check_sinks(logging) -> None:
-    """ValueError when a flag asks for a package that is not installed; needs no torch."""
-    if logging.wandb_project and importlib.util.find_spec("wandb") is None:
-        raise ValueError(
-            f"--wandb-project {logging.wandb_project} needs the package wandb, which is not installed; "
-            "pip install wandb, or leave the flag out"
-        )
-    if logging.tensorboard_dir and importlib.util.find_spec("tensorboard") is None:
-        raise ValueError(
-            f"--tensorboard-dir {logging.tensorboard_dir} needs the package tensorboard, which is not installed; "
-            "pip install tensorboard, or leave the flag out"
-        )
 
 
 def open_sinks(config, first_step: int) -> list[Sink]:

@@ -15,8 +15,8 @@ from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.describe import describe
 from megatron.config.run import RunConfig, parse_or_exit
 from megatron.training import exit_codes
+from megatron.training.packages import check_packages
 from megatron.training.process import Process, process_of
-from megatron.training.sinks import check_sinks
 
 
 def stored_configuration(checkpoint: CheckpointConfig) -> Mapping[str, Any] | None:
@@ -38,10 +38,10 @@ def configured(argv: Sequence[str], extra_configs: Sequence[type] = ()) -> tuple
         raise SystemExit(exit_codes.USAGE) from None
     config = parse_or_exit(argv, process.world_size, extra_configs, rank=process.rank, read_stored=stored_configuration)
     try:
-        check_sinks(config.logging)
+        check_packages(config)
     except ValueError as error:
         if process.rank == 0:
-            print(f"error: {error}", file=sys.stderr)
+            print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         raise SystemExit(exit_codes.USAGE) from None
     if process.rank == 0:
         print("\n".join(describe(config)), flush=True)
