@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+from megatron.training.process import leave
 from megatron.training.start import configured
 
 
@@ -26,4 +27,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.sandwich_norm.config import SandwichNormConfig  # noqa: E402  (after the path is set)
+from megatron.training.process import leave  # noqa: E402
 from megatron.training.start import configured  # noqa: E402
 
 
@@ -31,4 +32,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

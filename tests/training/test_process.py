@@ -1,4 +1,7 @@
-"""The place in the world comes from torchrun's variables, all of them or none."""
+"""The place in the world comes from torchrun's variables, all of them or none; leaving loses no output."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -13,3 +16,10 @@ def test_place():
 def test_half_an_environment_is_an_error():
     with pytest.raises(ValueError, match="RANK, WORLD_SIZE set .* but not LOCAL_RANK: start with torchrun"):
         process_of({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+def test_leaving_keeps_what_was_printed():
+    """Written into pipes, so it is still in buffers when the process leaves."""
+    code = "import sys; from megatron.training.process import leave; print('o'); print('e', file=sys.stderr); leave(75)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (75, "o\n", "e\n")
