@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # The comparison in README.md: the plain block and the sandwich block, same data, same order, same initial weights.
 #
-#   bash examples/sandwich_norm/run.sh                 trains them one after the other; about 8 minutes on one CPU core
-#   bash examples/sandwich_norm/run.sh --lr 4e-3       any flag of pretrain_gpt.py overrides
+#   bash examples/sandwich_norm/run.sh                               one after the other, a few minutes each on one core
+#   bash examples/sandwich_norm/run.sh --lr 5e-4 --min-lr 5e-5       any flag overrides
 #
-# PYTHON is the interpreter (default: python3), WORK the folder of the data and the logs (default: .sandwich_norm).
+# PYTHON is the interpreter (default: python3), WORK the folder of data and logs (default: .quickstart/sandwich_norm).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-python3}
-work=${WORK:-.sandwich_norm}
+work=${WORK:-.quickstart/sandwich_norm}
 mkdir -p "$work"
 
-if [[ ! -f $work/text_document.idx ]]; then
+if [[ ! -f $work/bytes_text_document.idx ]]; then
     "$PYTHON" tools/build_stdlib_corpus.py --output "$work/corpus.jsonl" --megabytes 22
     "$PYTHON" tools/preprocess_data.py --input "$work/corpus.jsonl" --output-prefix "$work/bytes" \
         --tokenizer-type ByteTokenizer --append-eod --workers 1
@@ -46,8 +46,11 @@ ARGS=(
     --log-interval 50
     --num-workers 0
 )
-for where in none both; do
-    "$PYTHON" examples/sandwich_norm/pretrain_sandwich_norm.py "${ARGS[@]}" --sandwich-norm "$where" \
-        --metrics-file "$work/$where.jsonl" "$@" 2>&1 | tee "$work/$where.log"
-done
-grep -H "validation loss" "$work"/{none,both}.log
+run() { # NAME FLAGS...
+    echo "== $1"
+    "$PYTHON" examples/sandwich_norm/pretrain_sandwich_norm.py "${ARGS[@]}" "${@:2}" 2>&1 | tee "$work/$1.log"
+}
+run plain --sandwich-norm none "$@"
+run sandwich --sandwich-norm both "$@"
+run sandwich-0.1 --sandwich-norm both --sandwich-norm-init 0.1 "$@"
+grep -H "validation loss" "$work"/{plain,sandwich,sandwich-0.1}.log
