@@ -147,9 +147,44 @@ def test_any_number_of_microbatches(layout, microbatches):
     check("llama", layout, extra, is_exact=True)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_schedules_compute_the_same(schedule):
-    check("llama", Layout(pp=2), f"--pipeline-schedule {schedule}", is_exact=True)
+SCHEDULES = [("gpipe", Layout(pp=2)), ("1f1b", Layout(pp=2)), ("gpipe", Layout(pp=2, vpp=2))]
+
+
+@pytest.mark.parametrize(("schedule", "layout"), SCHEDULES, ids=[f"{s}-{x}" for s, x in SCHEDULES])
+def test_schedules_compute_the_same(schedule, layout):
+    check("llama", layout, moves=f"--pipeline-schedule {schedule}", is_exact=True)
+
+
+UNEVEN = [
+    "--decoder-first-pipeline-num-layers 1",
+    "--decoder-last-pipeline-num-layers 1",
+    "--num-layers 3 --account-for-embedding-in-pipeline-split",
+    "--num-layers 3 --account-for-loss-in-pipeline-split",
+    "--pipeline-model-parallel-layout Et|ttt|L",
+    "--pipeline-model-parallel-layout E|tt|tt|L",
+]
+
+
+@pytest.mark.parametrize("flags", UNEVEN)
+@pytest.mark.parametrize("model", MODELS)
+def test_uneven_stages_compute_the_same(model, flags):
+    pp = flags.count("|") + 1 if "|" in flags else 2
+    layers = "--num-layers 3" if "--num-layers 3" in flags else ""
+    moves = flags.removeprefix(layers)
+    check(model, Layout(pp=pp), layers, moves=moves, is_exact=model == "llama")
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2), Layout(pp=2, dp=2, zero=True)], ids=str)
+def test_another_order_of_ranks_computes_the_same(layout):
+    check("gpt2", layout, moves="--use-tp-pp-dp-mapping")
+
+
+@pytest.mark.parametrize("extra", ["--optimizer sgd --clip-grad 0", "--decoupled-lr 1e-2 --decoupled-min-lr 1e-4"])
+@pytest.mark.parametrize("mode", ["", "--no-calculate-per-token-loss"])
+@pytest.mark.parametrize("layout", [Layout(pp=2, dp=2), Layout(tp=2, dp=2, zero=True)], ids=str)
+def test_no_factor_hides_behind_the_optimizer(layout, extra, mode):
+    """SGD shows a wrong factor of the gradient that Adam would divide away."""
+    check("gpt2", layout, f"{extra} {mode}")
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2, sp=True), Layout(pp=2), Layout(dp=2, zero=True)], ids=str)

@@ -148,11 +148,10 @@ def _pipeline(config: Any) -> list[str]:
             "more, or use "
             "1f1b"
         ]
-    if chosen in ("gpipe", "1f1b") and num_chunks > 1:
+    if chosen == "1f1b" and num_chunks > 1:
         return [
-            f"--pipeline-schedule {chosen} cannot run {num_chunks} virtual stages on each rank; use interleaved, or "
-            "drop the "
-            "virtual stages"
+            f"--pipeline-schedule 1f1b has one stage on each rank and the virtual stages make {num_chunks}; use "
+            "interleaved or gpipe, or drop the virtual stages"
         ]
     return []
 

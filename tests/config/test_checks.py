@@ -91,7 +91,7 @@ ONE_LINE = [
     ),
     (PAIR + "--num-layers 8 --num-layers-per-virtual-pipeline-stage 3", 2, "--num-layers-per-virtual-pipeline-stage 3"),
     (PAIR + "--pipeline-schedule interleaved", 2, "--pipeline-schedule interleaved needs virtual stages"),
-    (PAIR + "--pipeline-schedule gpipe --num-virtual-stages-per-pipeline-rank 2", 2, "use interleaved"),
+    (PAIR + "--pipeline-schedule 1f1b --num-virtual-stages-per-pipeline-rank 2", 2, "use interleaved or gpipe"),
     (PAIR + "--microbatch-group-size-per-virtual-pipeline-stage 2", 2, "ignored without virtual stages"),
     (
         PAIR + "--num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-virtual-pipeline-stage 1",
@@ -186,6 +186,7 @@ LEGAL = [
     (PAIR + "--num-layers 12 --num-layers-per-virtual-pipeline-stage 3", 2),
     (PAIR + "--global-batch-size 1", 2),
     (PAIR + "--num-virtual-stages-per-pipeline-rank 2 --global-batch-size 3", 2),
+    (PAIR + "--num-virtual-stages-per-pipeline-rank 2 --pipeline-schedule gpipe", 2),
     ("--tensor-model-parallel-size 4 --group-query-attention --num-query-groups 2", 4),
     ("--train-samples 100 --rampup-batch-size 2 2 24 --global-batch-size 8 --micro-batch-size 2", 1),
     ("--data-path a --split '99,1,0'", 1),
