@@ -20,6 +20,8 @@ class LoggingConfig:
     """Log how many gradient elements are zero."""
     log_progress: bool = flag(False)
     """Append a line for each start and save to progress.txt in --save."""
+    log_memory_interval: int | None = flag(None)
+    """Steps between lines on the memory of each rank of the first replica. None: no such lines."""
     timing_log_level: int = flag(0, choices=(0, 1, 2))
     """0: step time only; 1: phases of the step; 2: also each microbatch."""
     timing_log_option: str = flag("minmax", choices=("max", "minmax", "all"))
@@ -65,6 +67,7 @@ class LoggingConfig:
     def problems(self) -> list[str]:
         """What is wrong with this concern by itself, a line each."""
         lines = at_least(self, 1, "log_interval", "tensorboard_log_interval", "tensorboard_queue_size")
+        lines += at_least(self, 1, "log_memory_interval")
         lines += at_least(self, 0, "logging_level")
         lines += above_zero(self, "peak_tflops")
         if self.wandb_project is not None and not self.wandb_exp_name:

@@ -113,7 +113,7 @@ REFUSED: dict[str, str] = {
         --pytorch-profiler-collect-chakra --memory-snapshot-path= --record-shapes --nvtx-ranges
     """,
     "this log is not yet supported": """
-        --log-straggler --log-memory-interval= --log-energy --log-device-memory-used --log-max-attention-logit
+        --log-straggler --log-energy --log-device-memory-used --log-max-attention-logit
         --otel-enabled --otel-service-name= --otel-span-groups= --run-workload-inspector-server
     """,
     "batch sizes by steps of tokens are not yet supported; use --rampup-batch-size with --train-samples": """
@@ -181,7 +181,7 @@ REFUSED: dict[str, str] = {
         --quick-geglu --glu-linear-offset=0|0.0 --activation-func-clamp-value= --mlp-chunks-for-training=1
     """,
     "this position embedding is not yet supported; use rope (with --use-rope-scaling), learned_absolute or none": """
-        --rotary-seq-len-interpolation-factor=1 --rope-type= --yarn-original-max-position-embeddings=
+        --rope-type=rope --yarn-original-max-position-embeddings=
         --yarn-beta-fast= --yarn-beta-slow= --yarn-correction-range-round-to-int
         --no-yarn-correction-range-round-to-int --mrope-section=* --relative-attention-num-buckets=
         --relative-attention-max-distance=

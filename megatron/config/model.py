@@ -74,6 +74,8 @@ class ModelConfig:
     """Share of each head that is rotated, above 0 and up to 1."""
     rotary_interleaved: bool = flag(False)
     """Rotate neighbouring pairs (0,1), (2,3), ... instead of first half with second half."""
+    rotary_seq_len_interpolation_factor: int | None = flag(None)
+    """Divide the positions by this before they are rotated (linear interpolation to a longer context). None: 1."""
     use_rope_scaling: bool = flag(False)
     """Llama-3 scaling of the rotary frequencies (low 1, high 4, old context 8192)."""
     rope_scaling_factor: float = flag(8.0)
@@ -169,6 +171,7 @@ class ModelConfig:
             "num_query_groups",
             "make_vocab_size_divisible_by",
             "padded_vocab_size",
+            "rotary_seq_len_interpolation_factor",
             "num_experts",
             "moe_router_topk",
         )
@@ -243,7 +246,14 @@ class ModelConfig:
             lines += [
                 f"{shown(self, name)} would be ignored with --position-embedding-type {kind}; add "
                 "--position-embedding-type rope or drop it"
-                for name in changed(self, "rotary_base", "rotary_percent", "rotary_interleaved", "use_rope_scaling")
+                for name in changed(
+                    self,
+                    "rotary_base",
+                    "rotary_percent",
+                    "rotary_interleaved",
+                    "rotary_seq_len_interpolation_factor",
+                    "use_rope_scaling",
+                )
             ]
         if changed(self, "rope_scaling_factor") and not self.use_rope_scaling:
             lines.append(

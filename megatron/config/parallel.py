@@ -24,9 +24,9 @@ class ParallelConfig:
     pipeline_schedule: str | None = flag(None, choices=("gpipe", "1f1b", "interleaved"), own=True)
     """Order of forward and backward passes. None: 1f1b, or interleaved when there are virtual stages."""
     num_layers_per_virtual_pipeline_stage: int | None = flag(None)
-    """Layers of each virtual stage (interleaved schedule). None: no virtual stages by this flag."""
+    """Layers of each virtual stage (interleaved schedule or gpipe). None: no virtual stages by this flag."""
     num_virtual_stages_per_pipeline_rank: int | None = flag(None)
-    """Virtual stages on each pipeline rank (interleaved schedule). None: one."""
+    """Virtual stages on each pipeline rank (interleaved schedule or gpipe). None: one."""
     microbatch_group_size_per_virtual_pipeline_stage: int | None = flag(None)
     """Microbatches that pass a virtual stage before the next one takes over. None: the pipeline-parallel size."""
     decoder_first_pipeline_num_layers: int | None = flag(None)

@@ -90,6 +90,7 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
         function["--rotary-base"] = model.rotary_base
         function["--rotary-percent"] = model.rotary_percent
         function["--rotary-interleaved"] = model.rotary_interleaved
+        function["--rotary-seq-len-interpolation-factor"] = model.rotary_seq_len_interpolation_factor or 1
         function["--use-rope-scaling"] = model.use_rope_scaling
         if model.use_rope_scaling:
             function["--rope-scaling-factor"] = model.rope_scaling_factor

@@ -51,6 +51,7 @@ class GPTStage(nn.Module):
         self.sequence_parts = ctx.tp.size if ctx.sequence_parallel else 1
         self.sequence_part = ctx.tp.rank if ctx.sequence_parallel else 0
         self.rotary_interleaved = model.rotary_interleaved
+        self.rotary_interpolation = float(model.rotary_seq_len_interpolation_factor or 1)
         self.frequencies = _frequencies(config, ctx.device)
         self.embedding = Embedding(config, ctx, vocab_size) if chunk.has_embedding else None
         self.layers = nn.ModuleList(block(config, ctx, number) for number in chunk.layers)
@@ -100,7 +101,12 @@ class GPTStage(nn.Module):
     def _rotary(self, positions_SB: torch.Tensor) -> RotaryAngles | None:
         if self.frequencies is None:
             return None
-        return rotary_angles(positions_SB, self.frequencies, interleaved=self.rotary_interleaved)
+        return rotary_angles(
+            positions_SB,
+            self.frequencies,
+            interleaved=self.rotary_interleaved,
+            interpolation=self.rotary_interpolation,
+        )
 
 
 def _frequencies(config: RunConfig, device: torch.device) -> torch.Tensor | None:

@@ -90,6 +90,8 @@ class Loop:
             iteration = run.position.iteration
             if iteration % config.logging.log_interval == 0:
                 self._flush()
+            if self._is_due(config.logging.log_memory_interval):
+                self._log_memory()
             wants_evaluation = self._is_due(config.training.eval_interval) and run.loaders["valid"] is not None
             if self._reason is None and wants_evaluation and not self._evaluate("valid", is_final=False):
                 self._reason = "signal"
@@ -186,6 +188,15 @@ class Loop:
                 for record in records:
                     self.on_record(record)
         self._interval_flops, self._interval_start = 0.0, self._busy_seconds()
+
+    def _log_memory(self) -> None:
+        run = self.run
+        with run.ledger.phase("log"):
+            by_rank = all_gather_object(memory_bytes(run.ctx.device), run.ctx.world)
+            run.reporter.memory(
+                {rank: by_rank[rank] for rank in range(len(by_rank)) if run.ctx.mesh.coordinates(rank).dp == 0},
+                run.position.iteration,
+            )
 
     def _busy_seconds(self) -> float:
         """Seconds in steps and in waiting for their data: what a log interval's time is made of."""

@@ -10,7 +10,7 @@ import math
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +20,9 @@ from megatron.training.metrics import StepRecord, Summary
 from megatron.training.progress import Progress, wants_bar
 from megatron.training.sinks import Sink
 from megatron.training.timers import timing_lines
+
+MEMORY_FIGURES = ("allocated", "max-allocated", "reserved")
+"""What a line on memory holds, of `device.memory_bytes`."""
 
 
 def log_line(summary: Summary, total_iterations: int, *, now: datetime, with_throughput: bool = False) -> str:
@@ -157,6 +160,12 @@ class Reporter:
             for name in dict.fromkeys(name for seconds in by_rank for name in seconds):
                 slowest = max(seconds.get(name, 0.0) for seconds in by_rank)
                 self._scalar(f"{name}-time", slowest / summary.steps, summary.last.iteration)
+
+    def memory(self, by_rank: Mapping[int, dict[str, int]], iteration: int) -> None:
+        """Megatron's line on memory for each rank given."""
+        for rank, figures in by_rank.items():
+            parts = [f"{name.replace('-', ' ')}: {figures[name] / 2**20:.1f}" for name in MEMORY_FIGURES]
+            self.say(f"[Rank {rank}] (after {iteration} iterations) memory (MB) | {' | '.join(parts)}")
 
     def note(self, text: str) -> None:
         """Append a line to progress.txt in --save, with --log-progress."""

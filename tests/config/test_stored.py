@@ -134,6 +134,7 @@ def test_every_model_field_is_either_function_or_free(stored):
     # The base makes every field matter: rope for the rotary ones, GELU for its two switches, experts for top-k.
     base = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64,
             "position_embedding_type": "rope", "use_rope_scaling": True, "num_experts": 4,
+            "rotary_seq_len_interpolation_factor": 2,
             "group_query_attention": True, "num_query_groups": 2}  # fmt: skip
     learned = {**base, "position_embedding_type": "learned_absolute"}
     unbiased = {**base, "add_bias_linear": False}

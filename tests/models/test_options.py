@@ -51,6 +51,7 @@ def test_embedding_multiplier():
         "--position-embedding-type rope --rotary-base 100",
         "--position-embedding-type rope --rotary-percent 0.5",
         "--position-embedding-type rope --rotary-interleaved",
+        "--position-embedding-type rope --rotary-seq-len-interpolation-factor 4",
         "--position-embedding-type rope --use-rope-scaling --rotary-base 1000000",
         "--position-embedding-type none",
         "--kv-channels 16",

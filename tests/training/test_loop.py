@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 
 import pytest
 
@@ -171,6 +172,14 @@ def test_norms_and_zeros_are_reported_when_asked_for():
     record: StepRecord = result.records[0]
     assert record.num_zeros > 0 and record.params_norm > 0
     assert "num zeros:" in result.text and "params norm:" in result.text
+
+
+def test_memory_of_the_first_replica_is_reported_when_asked_for():
+    flags = "--train-iters 4 --log-memory-interval 2 --pipeline-model-parallel-size 2"
+    first, *others = run_all(flags, world=4)
+    found = re.findall(r"\[Rank (\d)\] \(after (\d) iterations\) memory \(MB\) \| allocated: [1-9]", first.text)
+    assert found == [("0", "2"), ("2", "2"), ("0", "4"), ("2", "4")]
+    assert not any("memory (MB)" in other.text for other in others)
 
 
 def test_ledger_of_a_run_has_its_phases(tmp_path):
