@@ -44,7 +44,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A Weights & Biases run."""
+    """A Weights & Biases run, its curves over an axis `iteration` of ours.
+
+    Their own step may only grow, and points that come late would be dropped: an evaluation is written before the steps
+    of a log interval that has not ended. The curves over samples are left to TensorBoard, as in Megatron.
+    """
 
     def __init__(self, logging, save: str | None, settings: dict):
         import wandb
@@ -58,15 +62,28 @@ class WeightsAndBiases:
             dir=directory,
             config=settings,
         )
+        self.run.define_metric("iteration")
+        self.run.define_metric("*", step_metric="iteration")
+        self._row: dict[str, float] = {}
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        self.run.log({tag: value}, step=step)
+        if tag.endswith(" vs samples"):
+            return
+        if self._row.get("iteration", step) != step:
+            self._send()
+        self._row |= {"iteration": step, tag: value}
 
     def record(self, values: dict) -> None:
-        pass
+        self._send()
 
     def close(self) -> None:
+        self._send()
         self.run.finish()
+
+    def _send(self) -> None:
+        if self._row:
+            self.run.log(self._row)
+        self._row = {}
 
 
 class MetricsFile:

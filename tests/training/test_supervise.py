@@ -60,11 +60,14 @@ def test_an_error_of_ours_has_its_traceback_and_its_rank(capsys):
 
 
 def test_weights_and_biases_gets_the_curves(tmp_path, monkeypatch):
-    logged, settings = [], {}
+    logged, settings, axes = [], {}, {}
 
     class FakeRun:
-        def log(self, values, step):
-            logged.append((*values.items(), step))
+        def define_metric(self, name, step_metric=None):
+            axes[name] = step_metric
+
+        def log(self, values):
+            logged.append(values)
 
         def finish(self):
             logged.append("finished")
@@ -74,10 +77,15 @@ def test_weights_and_biases_gets_the_curves(tmp_path, monkeypatch):
         return FakeRun()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    flags = f"--train-iters 2 --wandb-project demo --wandb-exp-name first --wandb-save-dir {tmp_path}"
+    flags = f"--train-iters 4 --wandb-project demo --wandb-exp-name first --wandb-save-dir {tmp_path} "
+    flags += "--log-interval 4 --eval-interval 2 --eval-iters 1"
     assert pretrain(config_of(flags), Process(), build_bigram) == exit_codes.COMPLETE
-    assert settings["project"] == "demo" and settings["config"]["training"]["train_iters"] == 2
-    assert logged[-1] == "finished" and {entry[0][0] for entry in logged[:-1]} >= {"lm loss", "learning-rate"}
+    assert settings["project"] == "demo" and settings["config"]["training"]["train_iters"] == 4
+    assert axes == {"iteration": None, "*": "iteration"} and logged.pop() == "finished"
+    assert [row["iteration"] for row in logged if "lm loss" in row] == [1, 2, 3, 4]
+    assert [row["iteration"] for row in logged if "lm loss validation" in row] == [2, 4, 4]  # the last is the final one
+    assert {tag for row in logged for tag in row} >= {"learning-rate", "grad-norm"}
+    assert not any("samples" in tag for row in logged for tag in row)
 
 
 @pytest.mark.parametrize("directory", ["", "iter_0000002"])
