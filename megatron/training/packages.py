@@ -19,7 +19,11 @@ class Need(NamedTuple):
 
 def needs(config: RunConfig) -> Iterator[Need]:
     """What the flags of this run import beside the core."""
-    logging, optimizer = config.logging, config.optimizer
+    logging, optimizer, tokenizer = config.logging, config.optimizer, config.data.tokenizer_type
+    if tokenizer in ("HuggingFaceTokenizer", "GPT2BPETokenizer"):
+        yield Need(f"--tokenizer-type {tokenizer}", "tokenizers", "pip install tokenizers")
+    if tokenizer == "TikTokenizer":
+        yield Need("--tokenizer-type TikTokenizer", "tiktoken", "pip install tiktoken")
     if logging.wandb_project:
         yield Need(f"--wandb-project {logging.wandb_project}", "wandb", "pip install wandb")
     if logging.tensorboard_dir:

@@ -13,6 +13,15 @@ MODEL = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 "
     [
         ("--wandb-project demo --wandb-exp-name x", "--wandb-project demo needs the package wandb"),
         ("--tensorboard-dir x", "--tensorboard-dir x needs the package tensorboard"),
+        (
+            "--tokenizer-type HuggingFaceTokenizer --tokenizer-model x",
+            "--tokenizer-type HuggingFaceTokenizer needs the package tokenizers",
+        ),
+        ("--tokenizer-type GPT2BPETokenizer --vocab-file x --merge-file y", "GPT2BPETokenizer needs the package"),
+        (
+            "--tokenizer-type TikTokenizer --tokenizer-model x --vocab-size 9",
+            "--tokenizer-type TikTokenizer needs the package tiktoken",
+        ),
         ("--adam-backend apex", "--adam-backend apex needs the package apex"),
         ("--adam-backend transformer_engine", "transformer_engine needs the package transformer_engine"),
     ],
