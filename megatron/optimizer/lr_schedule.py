@@ -8,7 +8,6 @@ optimizer at each step and stored nowhere else: no parameter group can keep an o
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,11 +34,6 @@ class Rates(NamedTuple):
     def lr_of(self, lr_group: str) -> float:
         """The rate of `lr_group`; a group without one of its own has the common rate."""
         return self.lr.get(lr_group, self.lr[""])
-
-    @property
-    def printed_lr(self) -> float:
-        """The common rate as Megatron's log line has it: rounded to fp32, which shows in the seventh digit."""
-        return struct.unpack("f", struct.pack("f", self.lr[""]))[0]
 
 
 @dataclass(frozen=True, kw_only=True)
