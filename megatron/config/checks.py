@@ -254,6 +254,10 @@ def _origins(config: Any) -> list[str]:
 
 def _rest(config: Any) -> list[str]:
     lines = []
+    if config.optimizer.apply_wd_to_qk_layernorm and not config.model.qk_layernorm:
+        lines.append(
+            "--apply-wd-to-qk-layernorm would be ignored without --qk-layernorm; add that flag or drop this one"
+        )
     if config.logging.log_progress and config.checkpoint.save is None:
         lines.append("--log-progress needs --save, where progress.txt is written; give it or drop --log-progress")
     if config.world_size < 1:

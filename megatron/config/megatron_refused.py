@@ -196,7 +196,7 @@ REFUSED: dict[str, str] = {
         --mup-attn-scale-power=
     """,
     "this rule for weight decay or frozen weights is not yet supported": """
-        --apply-wd-to-qk-layernorm --no-weight-decay-cond-type= --freeze-all-layers
+        --no-weight-decay-cond-type= --freeze-all-layers
     """,
     "this optimizer is not supported; use --optimizer adam or sgd": """
         --muon-momentum= --muon-scale-mode= --muon-extra-scale-factor= --muon-no-split-qkv --muon-nesterov

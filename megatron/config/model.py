@@ -59,7 +59,7 @@ class ModelConfig:
     norm_epsilon: float = flag(1e-5)
     """Added to the variance in every norm."""
     apply_layernorm_1p: bool = flag(False)
-    """Store the norm's weight minus one, so that weight decay pulls it to one."""
+    """Store the norm's weight minus one: numbers around zero, which low precision rounds less."""
     position_embedding_type: str = flag(
         "learned_absolute", choices=("learned_absolute", "rope", "yarn", "mrope", "relative", "none")
     )

@@ -58,6 +58,8 @@ class OptimizerConfig:
     """Weight decay at the first step. None: --weight-decay."""
     end_weight_decay: float | None = flag(None)
     """Weight decay at the last step. None: --weight-decay."""
+    apply_wd_to_qk_layernorm: bool = flag(False)
+    """Decay the weights of the norms of queries and keys (--qk-layernorm) as matrices are."""
     weight_decay_incr_style: str = flag("constant", choices=("constant", "linear", "cosine"))
     """How weight decay moves from start to end."""
     override_opt_param_scheduler: bool = flag(

@@ -97,8 +97,9 @@ class SelfAttention(nn.Module):
         )
         self.q_layernorm = self.k_layernorm = None
         if model.qk_layernorm:  # each rank normalises its own heads
-            self.q_layernorm = Norm(model, ctx, f"{name}.q_layernorm", config.head_dim, ("tp",))
-            self.k_layernorm = Norm(model, ctx, f"{name}.k_layernorm", config.head_dim, ("tp",))
+            decays = config.optimizer.apply_wd_to_qk_layernorm
+            self.q_layernorm = Norm(model, ctx, f"{name}.q_layernorm", config.head_dim, ("tp",), decays)
+            self.k_layernorm = Norm(model, ctx, f"{name}.k_layernorm", config.head_dim, ("tp",), decays)
         self.linear_proj = RowParallelLinear(
             ctx,
             ParamSpec(

@@ -18,26 +18,35 @@ class Norm(nn.Module):
         name: of the layer; its parameters are `name`.weight and, for LayerNorm, `name`.bias.
         size: of the last dimension.
         partial_over: axes over which each rank normalises other entries with the same weight.
+        decays: whether weight decay acts on the weight; it never does on the bias.
     """
 
-    def __init__(self, model: ModelConfig, ctx: ParallelContext, name: str, size: int, partial_over: tuple[str, ...]):
+    def __init__(
+        self,
+        model: ModelConfig,
+        ctx: ParallelContext,
+        name: str,
+        size: int,
+        partial_over: tuple[str, ...],
+        decays: bool = False,
+    ):
         super().__init__()
 
-        def vector(part: str, value: float) -> nn.Parameter:
+        def vector(part: str, value: float, decay: bool) -> nn.Parameter:
             return ctx.parameter(
                 ParamSpec(
                     name=f"{name}.{part}",
                     shape=(size,),
                     axes=(None,),
                     init=Constant(value),
-                    decay=False,
+                    decay=decay,
                     partial_over=partial_over,
                 )
             )
 
         self.epsilon, self.plus_one = model.norm_epsilon, model.apply_layernorm_1p
-        self.weight = vector("weight", 0.0 if self.plus_one else 1.0)
-        self.bias = vector("bias", 0.0) if model.normalization == "LayerNorm" else None
+        self.weight = vector("weight", 0.0 if self.plus_one else 1.0, decays)
+        self.bias = vector("bias", 0.0, False) if model.normalization == "LayerNorm" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., size] normalised, in the weight's dtype."""

@@ -125,6 +125,7 @@ ONE_LINE = [
     ("--weight-decay-incr-style linear", 1, "needs both --start-weight-decay and --end-weight-decay"),
     ("--start-weight-decay 0.1", 1, "--weight-decay-incr-style"),
     ("--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 1, "contradict each other"),
+    ("--apply-wd-to-qk-layernorm", 1, "ignored without --qk-layernorm"),
     ("--adam-beta2 1", 1, "--adam-beta2 1.0 is not in [0, 1)"),
     ("--optimizer sgd --adam-backend apex", 1, "--adam-backend apex"),
     ("--optimizer lion", 1, "choose from adam, sgd"),

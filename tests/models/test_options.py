@@ -129,6 +129,17 @@ def test_initial_deviations():
             assert param.std().item() == expected, name
 
 
+def test_weight_decay_of_query_and_key_norms():
+    for flag in ("", "--apply-wd-to-qk-layernorm "):
+        params = _stage(PLAIN + "--qk-layernorm " + flag).parameters()
+        decayed = {p.spec.name for p in params if p.spec.decay and "layernorm" in p.spec.name}
+        assert decayed == (
+            {f"decoder.layers.{i}.self_attention.{x}_layernorm.weight" for i in range(4) for x in "qk"}
+            if flag
+            else set()
+        )
+
+
 def test_weight_decay_and_rate_groups():
     params = {p.spec.name: p.spec for p in _stage(PLAIN + "--untie-embeddings-and-output-weights ").parameters()}
     for name, spec in params.items():
