@@ -177,8 +177,8 @@ REFUSED: dict[str, str] = {
         --softmax-type=vanilla --qk-l2-norm --qk-clip --qk-clip-alpha= --qk-clip-threshold= --window-attn-skip-freq=
         --no-rope-freq=
     """,
-    "this variant of the MLP is not supported; use --swiglu, --geglu, --squared-relu or GELU": """
-        --quick-geglu --glu-linear-offset=0|0.0 --activation-func-clamp-value= --mlp-chunks-for-training=1
+    "the MLP is always computed at once": """
+        --mlp-chunks-for-training=1
     """,
     "this position embedding is not yet supported; use rope (with --use-rope-scaling), learned_absolute or none": """
         --rope-type=rope --yarn-original-max-position-embeddings=

@@ -24,8 +24,8 @@ class ModelConfig:
     hidden_size: int | None = flag(None)
     """Width of the residual stream. Required."""
     ffn_hidden_size: int | None = flag(None)
-    """Inner width of the MLP. None: 4 x hidden size, or with a gated MLP 8/3 x hidden size rounded down to a multiple
-    of 64."""
+    """Inner width of the MLP. None: 4 x hidden size, or with --swiglu or --geglu 8/3 x hidden size rounded down to a
+    multiple of 64."""
     num_attention_heads: int | None = flag(None)
     """Number of query heads. Required."""
     kv_channels: int | None = flag(None)
@@ -47,6 +47,13 @@ class ModelConfig:
     """Gated MLP with SiLU: silu(gate) x up."""
     geglu: bool = flag(False, own=True)
     """Gated MLP with GELU: gelu(gate) x up."""
+    quick_geglu: bool = flag(False)
+    """Gated MLP with the sigmoid approximation of GELU: gate x sigmoid(1.702 gate) x up."""
+    glu_linear_offset: float = flag(0.0)
+    """Added to the ungated half of a gated MLP: act(gate) x (up + offset)."""
+    activation_func_clamp_value: float | None = flag(None)
+    """Limits both halves of a gated MLP before the activation: the gate from above to this value, the other half to
+    plus and minus it. None: no limit."""
     squared_relu: bool = flag(False)
     """MLP activation relu(x) squared."""
     openai_gelu: bool = flag(False)
@@ -113,13 +120,15 @@ class ModelConfig:
     @property
     def gated_linear_unit(self) -> bool:
         """Whether the MLP multiplies by a gate."""
-        return self.swiglu or self.geglu
+        return self.swiglu or self.geglu or self.quick_geglu
 
     @property
     def activation(self) -> str:
-        """swiglu, geglu, geglu-tanh, squared-relu, gelu or gelu-tanh."""
+        """swiglu, geglu, geglu-tanh, quick-geglu, squared-relu, gelu or gelu-tanh."""
         if self.swiglu:
             return "swiglu"
+        if self.quick_geglu:
+            return "quick-geglu"
         if self.squared_relu:
             return "squared-relu"
         if self.geglu:
@@ -132,7 +141,8 @@ class ModelConfig:
         """Inner width of the MLP; Megatron's default where none is given."""
         if self.ffn_hidden_size is not None or self.hidden_size is None:
             return self.ffn_hidden_size
-        return int(8 * self.hidden_size / 3 / 64) * 64 if self.gated_linear_unit else 4 * self.hidden_size
+        # As Megatron, which narrows the MLP for --swiglu and not for --quick-geglu.
+        return int(8 * self.hidden_size / 3 / 64) * 64 if self.swiglu or self.geglu else 4 * self.hidden_size
 
     @property
     def head_dim(self) -> int | None:
@@ -176,7 +186,12 @@ class ModelConfig:
             "moe_router_topk",
         )
         lines += above_zero(
-            self, "norm_epsilon", "init_method_std", "embedding_init_method_std", "embedding_multiplier"
+            self,
+            "norm_epsilon",
+            "init_method_std",
+            "embedding_init_method_std",
+            "embedding_multiplier",
+            "activation_func_clamp_value",
         )
         lines += [
             f"{shown(self, name)} is not in [0, 1): it is the share of values that are dropped"
@@ -227,10 +242,17 @@ class ModelConfig:
         return lines
 
     def _activation_problems(self) -> list[str]:
-        lines = at_most_one(self, "each is another MLP activation", "swiglu", "geglu", "squared_relu")
-        if self.openai_gelu and (self.swiglu or self.squared_relu):
-            other = "--swiglu" if self.swiglu else "--squared-relu"
+        others = ("swiglu", "quick_geglu", "squared_relu")
+        lines = at_most_one(self, "each is another MLP activation", "geglu", *others)
+        if self.openai_gelu and changed(self, *others):
+            other = shown(self, changed(self, *others)[0])
             lines.append(f"--openai-gelu and {other}: each is another MLP activation; keep one of them")
+        if not self.gated_linear_unit:
+            lines += [
+                f"{shown(self, name)} would be ignored without a gated MLP; add --swiglu, --geglu or --quick-geglu, or "
+                "drop it"
+                for name in changed(self, "glu_linear_offset", "activation_func_clamp_value")
+            ]
         return lines
 
     def _position_problems(self) -> list[str]:

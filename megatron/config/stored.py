@@ -75,7 +75,11 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
         "--add-qkv-bias": model.has_qkv_bias,
         "--qk-layernorm": model.qk_layernorm,
         "--window-size": model.window_size,
-        "MLP activation (--swiglu, --geglu, --squared-relu, --openai-gelu, --no-bias-gelu-fusion)": model.activation,
+        "MLP activation (--swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu, --no-bias-gelu-fusion)": (
+            model.activation
+        ),
+        "--glu-linear-offset": model.glu_linear_offset,
+        "--activation-func-clamp-value": model.activation_func_clamp_value,
         "--normalization": model.normalization,
         "--norm-epsilon": model.norm_epsilon,
         "--apply-layernorm-1p": model.apply_layernorm_1p,

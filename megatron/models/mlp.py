@@ -9,7 +9,7 @@ from torch import nn
 
 from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
-from megatron.ops.activation import ACTIVATIONS
+from megatron.ops.activation import activation
 from megatron.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, residual_partial_over
 from megatron.topology.param_spec import Normal, ParamSpec
 
@@ -22,7 +22,7 @@ class MLP(nn.Module):
         model, ffn = config.model, config.ffn_size
         name = f"decoder.layers.{layer_number}.mlp"
         inner, inner_axes = ((2, ffn), (None, "tp")) if model.gated_linear_unit else ((ffn,), ("tp",))
-        self.activation = ACTIVATIONS[model.activation]
+        self.activation = activation(model.activation, model.glu_linear_offset, model.activation_func_clamp_value)
         self.linear_fc1 = ColumnParallelLinear(
             ctx,
             ParamSpec(

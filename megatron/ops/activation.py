@@ -1,11 +1,13 @@
 """MLP activations that save nothing but their input for the backward pass.
 
-Gated ones take gate and up halves side by side in the last dimension: [..., 2 f] -> [..., f].
+Gated ones take gate and up halves side by side in the last dimension: [..., 2 f] -> [..., f]. They compute
+curve(gate) * (up + offset), with gate first limited to at most the clamp value and up to [-clamp value, clamp value].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,29 +34,54 @@ def _gelu(approximate: str) -> _Curve:
     )
 
 
-_CURVES = {"silu": _Curve(F.silu, _silu_backward), "gelu": _gelu("none"), "gelu-tanh": _gelu("tanh")}
+QUICK_GELU_SLOPE = 1.702
+
+# x sigmoid(a x) = silu(a x) / a, so its slope is that of silu at a x.
+_QUICK_GELU = _Curve(
+    lambda x: torch.sigmoid(x * QUICK_GELU_SLOPE).mul_(x),
+    lambda g, x, out: _silu_backward(g, x * QUICK_GELU_SLOPE, out),
+)
+
+_CURVES = {
+    "silu": _Curve(F.silu, _silu_backward),
+    "gelu": _gelu("none"),
+    "gelu-tanh": _gelu("tanh"),
+    "quick-gelu": _QUICK_GELU,
+}
 
 
 class _Gated(torch.autograd.Function):
-    """curve(gate) * up; saves [gate | up] as it came, recomputes the rest."""
+    """curve(gate) * (up + offset) of clamped halves; saves [gate | up] as it came, recomputes the rest."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, curve: str) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, curve: str, offset: float, clamp: float | None) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.curve = curve
-        gate, up = x.chunk(2, dim=-1)
+        ctx.curve, ctx.offset, ctx.clamp = curve, offset, clamp
+        gate, up = _clamped_halves(x, offset, clamp)
         return _CURVES[curve].forward(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
         curve = _CURVES[ctx.curve]
-        gate, up = x.chunk(2, dim=-1)
+        gate, up = _clamped_halves(x, ctx.offset, ctx.clamp)
         dx = torch.empty_like(x)
         dgate, dup = dx.chunk(2, dim=-1)
         torch.mul(g, curve.forward(gate), out=dup)
         curve.backward_into(g * up, gate, dgate)
-        return dx, None
+        if ctx.clamp is not None:  # as torch.clamp: no gradient beyond the limit, all of it at the limit
+            raw_gate, raw_up = x.chunk(2, dim=-1)
+            dgate.masked_fill_(raw_gate > ctx.clamp, 0.0)
+            dup.masked_fill_(raw_up.abs() > ctx.clamp, 0.0)
+        return dx, None, None, None
+
+
+def _clamped_halves(x: torch.Tensor, offset: float, clamp: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate and up + offset of x [..., 2 f], clamped; views of x where there is nothing to do."""
+    gate, up = x.chunk(2, dim=-1)
+    if clamp is not None:
+        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+    return gate, up + offset if offset else up
 
 
 class _SquaredRelu(torch.autograd.Function):
@@ -71,19 +98,9 @@ class _SquaredRelu(torch.autograd.Function):
         return F.relu(x).mul_(2.0).mul_(g)
 
 
-def swiglu(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up (Shazeer 2020)."""
-    return _Gated.apply(x, "silu")
-
-
-def geglu(x: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up with the exact (erf) GELU."""
-    return _Gated.apply(x, "gelu")
-
-
-def geglu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up with GELU's tanh approximation."""
-    return _Gated.apply(x, "gelu-tanh")
+def gated(x: torch.Tensor, curve: str, linear_offset: float = 0.0, clamp: float | None = None) -> torch.Tensor:
+    """curve(gate) * (up + linear_offset) of clamped halves (Shazeer 2020, arXiv:2002.05202)."""
+    return _Gated.apply(x, curve, linear_offset, clamp)
 
 
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
@@ -101,12 +118,19 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": gelu,
     "gelu-tanh": gelu_tanh,
     "squared-relu": squared_relu,
-    "swiglu": swiglu,
-    "geglu": geglu,
-    "geglu-tanh": geglu_tanh,
 }
-GATED = ("swiglu", "geglu", "geglu-tanh")
+# Name -> curve of the gate.
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "quick-geglu": "quick-gelu"}
+
+
+def activation(
+    name: str, linear_offset: float = 0.0, clamp: float | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function called `name`; the numbers are for the gated ones."""
+    if name in GATED:
+        return partial(gated, curve=GATED[name], linear_offset=linear_offset, clamp=clamp)
+    return PLAIN[name]

@@ -54,7 +54,7 @@ def model_flops(config, batch_size: int, padded_vocab: int, causal: bool = True)
         heads=model.num_attention_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        gated=model.swiglu or model.geglu,
+        gated=model.gated_linear_unit,
         keys=None if left < 0 else left + 1,
         causal=causal,
     )

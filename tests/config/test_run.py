@@ -62,6 +62,7 @@ def test_a_config_is_frozen_and_travels():
         ("--swiglu", "swiglu", 128),  # int(8 x 64 / 3 / 64) x 64
         ("--geglu", "geglu", 128),
         ("--geglu --openai-gelu", "geglu-tanh", 128),
+        ("--quick-geglu", "quick-geglu", 256),  # Megatron narrows for --swiglu only
         ("--squared-relu --ffn-hidden-size 96", "squared-relu", 96),
     ],
 )

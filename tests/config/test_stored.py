@@ -76,6 +76,7 @@ def test_the_tokenizer_can_be_left_out(stored):
         ("--rotary-base 10000", "--rotary-base is 10000 here and 500000 in the checkpoint"),
         ("--num-query-groups 4", "--num-query-groups is 4 here and 2 in the checkpoint"),
         ("--no-swiglu --geglu", "is geglu here and swiglu in the checkpoint"),
+        ("--glu-linear-offset 1", "--glu-linear-offset is 1.0 here and 0.0 in the checkpoint"),
     ],
 )
 def test_a_typed_value_that_contradicts_the_weights_is_refused_with_both(stored, words, said):

@@ -22,6 +22,7 @@ MODELS = {
     "llama": LLAMA.format(dropout=0),
     "llama-dropout": LLAMA.format(dropout=0.2),
 }
+QUICK = "--no-swiglu --quick-geglu --glu-linear-offset 1 --activation-func-clamp-value 0.02 "
 LAYOUTS = {
     "tp2": (Mesh(tp=2), False, 1),
     "tp2-sp": (Mesh(tp=2), True, 1),
@@ -69,6 +70,12 @@ def test_more_ranks_than_key_value_heads(groups, sequence_parallel, kind):
     flags = MODELS[kind] + f" --group-query-attention --num-query-groups {groups} --qk-layernorm --add-qkv-bias "
     mesh = Mesh(tp=4)
     _assert_same(run_layout(flags, mesh, BATCHES, sequence_parallel), _single(flags))
+
+
+def test_offset_and_clamp_of_a_gated_mlp():
+    flags = MODELS["llama"] + QUICK
+    assert _single(flags)[0] != _single(MODELS["llama"])[0]
+    _assert_same(run_layout(flags, Mesh(tp=2, pp=2), BATCHES, sequence_parallel=True), _single(flags))
 
 
 def test_pipeline_alone_is_bitwise():

@@ -45,6 +45,9 @@ def test_embedding_multiplier():
         "--squared-relu",
         "--swiglu",
         "--geglu",
+        "--quick-geglu",
+        "--swiglu --glu-linear-offset 1",
+        "--swiglu --activation-func-clamp-value 0.05",
         "--normalization RMSNorm",
         "--norm-epsilon 0.1",
         "--position-embedding-type rope",
@@ -67,6 +70,8 @@ def test_every_option_changes_the_function(flag):
     base = PLAIN + "--init-method-std 0.3 "
     if flag.startswith("--position-embedding-type rope --"):
         base += "--position-embedding-type rope "
+    if flag.startswith("--swiglu --"):
+        base += "--swiglu "
     if flag == "--openai-gelu --no-bias-gelu-fusion":
         base += "--no-bias-gelu-fusion "
     assert not torch.allclose(logits(base + flag + " ", BATCH), logits(base, BATCH), rtol=0, atol=1e-6)

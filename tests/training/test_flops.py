@@ -1,18 +1,17 @@
 """Model FLOPs against sums written out by hand, per convention."""
 
-from types import SimpleNamespace
-
 import pytest
 
+from megatron.config import RunConfig
 from megatron.training.flops import attention_pairs, model_flops
 
 
-def tiny(*, kv_heads=2, ffn=160, gated=True, window=None):
-    model = SimpleNamespace(
-        num_layers=2, hidden_size=64, num_attention_heads=4, swiglu=gated, geglu=False, window_size=window
-    )
-    return SimpleNamespace(
-        model=model, data=SimpleNamespace(seq_length=32), ffn_size=ffn, num_kv_heads=kv_heads, head_dim=16
+def tiny(flags="", *, kv_heads=2, ffn=160, gated=True):
+    return RunConfig.from_flags(
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --group-query-attention "
+        f"--num-query-groups {kv_heads} --ffn-hidden-size {ffn} --seq-length 32 "
+        + ("--swiglu " if gated else "")
+        + flags
     )
 
 
@@ -29,11 +28,12 @@ def test_variants_count_what_they_compute():
     assert model_flops(tiny(kv_heads=4), 4, 128) - base == (24_576 - 16_384) * 2 * 128 * 3
     # An ungated MLP of 256: 4*64*256 = 65,536 instead of 61,440.
     assert model_flops(tiny(ffn=256, gated=False), 4, 128) - base == (65_536 - 61_440) * 2 * 128 * 3
+    assert model_flops(tiny("--no-swiglu --quick-geglu"), 4, 128) == base
     assert model_flops(tiny(), 8, 128) == 2 * base
 
 
 @pytest.mark.parametrize(("keys", "pairs"), [(None, 512), (32, 512), (100, 512), (8, 32 * 8 - 32), (1, 31.5)])
 def test_window_counts_only_what_a_query_sees(keys, pairs):
     assert attention_pairs(32, keys) == pairs
-    assert model_flops(tiny(window=(7, 0)), 4, 128) < model_flops(tiny(), 4, 128)
-    assert model_flops(tiny(window=(-1, 0)), 4, 128) == model_flops(tiny(), 4, 128)
+    assert model_flops(tiny("--window-size 7,0"), 4, 128) < model_flops(tiny(), 4, 128)
+    assert model_flops(tiny("--window-size=-1,0"), 4, 128) == model_flops(tiny(), 4, 128)
