@@ -174,8 +174,7 @@ REFUSED: dict[str, str] = {
         --use-kitchen-attention --kitchen-attention-backend= --spec=*
     """,
     "this variant of attention is not supported": """
-        --softmax-type=vanilla --qk-l2-norm --qk-clip --qk-clip-alpha= --qk-clip-threshold= --window-attn-skip-freq=
-        --no-rope-freq=
+        --softmax-type=vanilla --qk-l2-norm --qk-clip --qk-clip-alpha= --qk-clip-threshold=
     """,
     "the MLP is always computed at once": """
         --mlp-chunks-for-training=1

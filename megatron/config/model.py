@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag, parse_int_pair
+from megatron.config.layer_pattern import layers_of, parse_layer_pattern
 from megatron.config.rules import (
     above_zero,
     at_least,
@@ -41,6 +42,9 @@ class ModelConfig:
     window_size: tuple[int, ...] | None = flag(None, parse=parse_int_pair, metavar="LEFT,RIGHT")
     """Sliding-window attention: how many tokens each query sees to its left and right. -1 means no limit; the model is
     causal, so the right side is 0 or -1. None: no window."""
+    window_attn_skip_freq: str | None = flag(None, parse=parse_layer_pattern, metavar="PATTERN")
+    """Layers without the window. A number N: layers N, 2 N, ... attend to everything. A list with an entry for each
+    layer, as in [1,1,0] or ([1]*3+[0])*4: 1 has the window, 0 attends to everything. None: every layer has it."""
     add_bias_linear: bool = flag(True, names=("--disable-bias-linear",))
     """Leave out the bias of every linear layer."""
     swiglu: bool = flag(False)
@@ -87,6 +91,9 @@ class ModelConfig:
     """Llama-3 scaling of the rotary frequencies (low 1, high 4, old context 8192)."""
     rope_scaling_factor: float = flag(8.0)
     """Factor of --use-rope-scaling."""
+    no_rope_freq: str | None = flag(None, parse=parse_layer_pattern, metavar="PATTERN")
+    """Layers that do not rotate queries and keys. A number N: layers N, 2 N, ...; a list with an entry for each layer,
+    as in [0,0,1] or ([0]*3+[1])*4: 1 does not rotate. None: every layer rotates."""
     untie_embeddings_and_output_weights: bool = flag(False)
     """Give the output layer its own matrix instead of the word embeddings'."""
     embedding_multiplier: float = flag(1.0, own=True)
@@ -168,6 +175,21 @@ class ModelConfig:
             return 0
         return int(self.head_dim * self.rotary_percent)
 
+    @property
+    def window_layers(self) -> tuple[bool, ...]:
+        """For each layer whether its attention has the window."""
+        if self.window_size is None or self.window_attn_skip_freq is None:
+            return (self.window_size is not None,) * (self.num_layers or 0)
+        return layers_of(self.window_attn_skip_freq, self.num_layers or 0, every_nth=False)
+
+    @property
+    def rope_layers(self) -> tuple[bool, ...]:
+        """For each layer whether it rotates queries and keys."""
+        if self.position_embedding_type != "rope" or self.no_rope_freq is None:
+            return (self.position_embedding_type == "rope",) * (self.num_layers or 0)
+        skips = layers_of(self.no_rope_freq, self.num_layers or 0, every_nth=True)
+        return tuple(not skipped for skipped in skips)
+
     def problems(self) -> list[str]:
         """What is wrong with this concern by itself, a line each."""
         sizes = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
@@ -233,6 +255,12 @@ class ModelConfig:
                     "causal "
                     "model is 0 or -1; use for instance 128,0"
                 )
+        lines += self._pattern_problems("window_attn_skip_freq")
+        if self.window_attn_skip_freq is not None and self.window_size is None:
+            lines.append(
+                f"{shown(self, 'window_attn_skip_freq')} would be ignored without --window-size; add that flag or drop "
+                "this one"
+            )
         if self.num_experts is not None:
             if self.num_experts >= 1 and self.moe_router_topk > self.num_experts:
                 lines.append(
@@ -240,6 +268,15 @@ class ModelConfig:
                 )
             lines.append(f"--num-experts {self.num_experts}: mixture of experts is not yet supported; drop the flag")
         return lines
+
+    def _pattern_problems(self, field: str) -> list[str]:
+        pattern, layers = getattr(self, field), self.num_layers
+        if pattern is None or not whole_at_least_one(layers):
+            return []
+        found = len(layers_of(pattern, layers, every_nth=True))
+        if found == layers:
+            return []
+        return [f"{shown(self, field)} has {found} entries for --num-layers {layers}; give one for each layer"]
 
     def _activation_problems(self) -> list[str]:
         others = ("swiglu", "quick_geglu", "squared_relu")
@@ -275,8 +312,10 @@ class ModelConfig:
                     "rotary_interleaved",
                     "rotary_seq_len_interpolation_factor",
                     "use_rope_scaling",
+                    "no_rope_freq",
                 )
             ]
+        lines += self._pattern_problems("no_rope_freq")
         if changed(self, "rope_scaling_factor") and not self.use_rope_scaling:
             lines.append(
                 f"{shown(self, 'rope_scaling_factor')} would be ignored without --use-rope-scaling; add that flag or "

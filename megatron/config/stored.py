@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron.config.data import DataConfig
 from megatron.config.flags import concern_title, options, unchecked
+from megatron.config.layer_pattern import as_list
 from megatron.config.model import ModelConfig
 
 TOKENIZER_FIELDS = tuple(
@@ -88,6 +89,8 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
         "--embedding-multiplier": model.embedding_multiplier,
         "--num-experts": model.num_experts,
     }
+    if not all(model.window_layers) and model.window_size is not None:
+        function["--window-attn-skip-freq"] = as_list(model.window_layers)
     if model.position_embedding_type == "learned_absolute":
         function["--max-position-embeddings"] = model.max_position_embeddings
     if model.position_embedding_type == "rope":
@@ -96,6 +99,8 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
         function["--rotary-interleaved"] = model.rotary_interleaved
         function["--rotary-seq-len-interpolation-factor"] = model.rotary_seq_len_interpolation_factor or 1
         function["--use-rope-scaling"] = model.use_rope_scaling
+        if not all(model.rope_layers):
+            function["--no-rope-freq"] = as_list(tuple(not rotates for rotates in model.rope_layers))
         if model.use_rope_scaling:
             function["--rope-scaling-factor"] = model.rope_scaling_factor
     if model.num_experts is not None:

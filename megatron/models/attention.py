@@ -62,7 +62,8 @@ class SelfAttention(nn.Module):
         self.layer_number = layer_number
         self.head_dim = config.head_dim
         self.scale = 1.0 / math.sqrt(config.head_dim)
-        self.window = model.window_size
+        self.window = model.window_size if model.window_layers[layer_number] else None
+        self.rotates = model.rope_layers[layer_number]
         self.dropout_probability = model.attention_dropout
         heads, groups = model.num_attention_heads, config.num_kv_heads
         self.split = HeadSplit.of(heads, groups, config.head_dim, ctx.tp.size, ctx.tp.rank)
@@ -141,9 +142,9 @@ class SelfAttention(nn.Module):
         q, k, v = qkv.view(*qkv.shape[:2], groups, heads + 2, self.head_dim).split((heads, 1, 1), dim=3)
         if self.q_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
-        if info.rotary is not None:
+        if self.rotates:
             q, k = apply_rotary(q, info.rotary), apply_rotary(k, info.rotary)
-        if self.q_layernorm is not None or info.rotary is not None or (groups > 1 and heads > 1):
+        if self.q_layernorm is not None or self.rotates or (groups > 1 and heads > 1):
             v = v.contiguous()  # a view would keep the whole product alive until backward, for a part of it
         return q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
 

@@ -7,7 +7,8 @@ Conventions, constant over every layout and option:
 - matrix products only: QKV, attention scores and values, output projection, MLP, output layer (over the padded
   vocabulary, as Megatron counts). Norms, activations, embeddings look-ups and the optimizer are left out;
 - causal attention is counted as the half of the score matrix that it needs: s*s/2 query-key pairs a sequence, and
-  s*w - w*w/2 with a window that lets a query see w keys (w = s gives s*s/2). `--reset-attention-mask` is not counted.
+  s*w - w*w/2 in layers with a window that lets a query see w keys (w = s gives s*s/2). `--reset-attention-mask` is not
+  counted.
 
 `causal=False` counts whole score matrices, the convention of the PaLM paper (Chowdhery et al. 2022, appendix B).
 """
@@ -47,16 +48,21 @@ def model_flops(config, batch_size: int, padded_vocab: int, causal: bool = True)
     """FLOPs of one training step (forward and backward) of `batch_size` sequences, over all ranks."""
     model, seq_tokens = config.model, config.data.seq_length
     left = -1 if model.window_size is None else model.window_size[0]
-    layer = layer_forward_flops(
-        seq_tokens=seq_tokens,
-        hidden=model.hidden_size,
-        ffn=config.ffn_size,
-        heads=model.num_attention_heads,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        gated=model.gated_linear_unit,
-        keys=None if left < 0 else left + 1,
-        causal=causal,
-    )
+
+    def layer(keys: int | None) -> float:
+        return layer_forward_flops(
+            seq_tokens=seq_tokens,
+            hidden=model.hidden_size,
+            ffn=config.ffn_size,
+            heads=model.num_attention_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            gated=model.gated_linear_unit,
+            keys=keys,
+            causal=causal,
+        )
+
+    windowed = sum(model.window_layers)
+    layers = windowed * layer(None if left < 0 else left + 1) + (model.num_layers - windowed) * layer(None)
     head = 2 * seq_tokens * model.hidden_size * padded_vocab
-    return 3 * batch_size * (model.num_layers * layer + head)
+    return 3 * batch_size * (layers + head)

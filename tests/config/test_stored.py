@@ -15,8 +15,8 @@ from megatron.config.stored import concern_from_dict, function_mismatches, to_di
 LLAMA = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --group-query-attention --num-query-groups 2 --swiglu "
     "--normalization RMSNorm --position-embedding-type rope --rotary-base 500000 --norm-epsilon 1e-6 "
-    "--untie-embeddings-and-output-weights --disable-bias-linear --window-size 16,0 --seq-length 32 "
-    "--max-position-embeddings 64 --tokenizer-type NullTokenizer --vocab-size 100 --hidden-dropout 0 "
+    "--untie-embeddings-and-output-weights --disable-bias-linear --window-size 16,0 --window-attn-skip-freq 2 "
+    "--seq-length 32 --max-position-embeddings 64 --tokenizer-type NullTokenizer --vocab-size 100 --hidden-dropout 0 "
 )
 RUN = "--micro-batch-size 2 --train-iters 10 --lr 1e-3 --mock-data "
 
@@ -76,6 +76,9 @@ def test_the_tokenizer_can_be_left_out(stored):
         ("--rotary-base 10000", "--rotary-base is 10000 here and 500000 in the checkpoint"),
         ("--num-query-groups 4", "--num-query-groups is 4 here and 2 in the checkpoint"),
         ("--no-swiglu --geglu", "is geglu here and swiglu in the checkpoint"),
+        ("--window-attn-skip-freq 4", "--window-attn-skip-freq is [1,1,1,0] here and [1,0,1,0] in the checkpoint"),
+        ("--window-attn-skip-freq None", "--window-attn-skip-freq is not used here and [1,0,1,0] in the checkpoint"),
+        ("--no-rope-freq [0,0,0,1]", "--no-rope-freq is [0,0,0,1] here and not used in the checkpoint"),
         ("--glu-linear-offset 1", "--glu-linear-offset is 1.0 here and 0.0 in the checkpoint"),
     ],
 )
@@ -86,7 +89,7 @@ def test_a_typed_value_that_contradicts_the_weights_is_refused_with_both(stored,
 
 
 def test_a_typed_value_that_says_the_same_is_accepted(stored):
-    resume(stored, "--ffn-hidden-size 128 --kv-channels 8")
+    resume(stored, "--ffn-hidden-size 128 --kv-channels 8 --window-attn-skip-freq [1,0]*2")
 
 
 def test_without_the_flag_a_mismatch_can_be_seen(stored):
@@ -135,7 +138,7 @@ def test_every_model_field_is_either_function_or_free(stored):
     # The base makes every field matter: rope for the rotary ones, GELU for its two switches, experts for top-k.
     base = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64,
             "position_embedding_type": "rope", "use_rope_scaling": True, "num_experts": 4,
-            "rotary_seq_len_interpolation_factor": 2,
+            "rotary_seq_len_interpolation_factor": 2, "window_size": (4, 0),
             "group_query_attention": True, "num_query_groups": 2}  # fmt: skip
     learned = {**base, "position_embedding_type": "learned_absolute"}
     unbiased = {**base, "add_bias_linear": False}
@@ -144,8 +147,9 @@ def test_every_model_field_is_either_function_or_free(stored):
         before = function_of(unchecked(ModelConfig, start))
         for option in options(ModelConfig):
             value = start.get(option.field, option.default)
-            changed = not value if option.kind is bool else (8, 0) if option.field == "window_size" else (
-                "rope" if value != "rope" else "none") if option.kind is str else (value or 0) + 1  # fmt: skip
+            changed = not value if option.kind is bool else (8, 0) if option.field == "window_size" else "2" if (
+                option.field.endswith("_freq")) else ("rope" if value != "rope" else "none") if (
+                option.kind is str) else (value or 0) + 1  # fmt: skip
             if function_of(unchecked(ModelConfig, {**start, option.field: changed})) != before:
                 seen.add(option.field)
     fields = {option.field for option in options(ModelConfig)}

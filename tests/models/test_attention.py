@@ -48,6 +48,48 @@ def test_window_limits_what_a_token_sees():
     assert changed.nonzero().flatten().tolist() == [4, 5, 6, 7]
 
 
+def test_layers_without_the_window_see_everything():
+    plain = GPT.format(dropout=0) + "--init-method-std 0.2 "
+    windowed, fields = plain + "--window-size 3,0 ", batch(0)
+
+    def with_pattern(pattern):
+        return logits(f"{windowed} --window-attn-skip-freq {pattern} ", fields)
+
+    for pattern in ("1", "[0]*4"):
+        assert torch.equal(with_pattern(pattern), logits(plain, fields))
+    assert torch.equal(with_pattern("[1]*4"), logits(windowed, fields))
+    mixed = with_pattern("2")
+    assert torch.equal(mixed, with_pattern("[1,0,1,0]"))
+    for other in (with_pattern("[0,1,0,1]"), logits(plain, fields), logits(windowed, fields)):
+        assert (mixed - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("pattern", "reach"), [("[1,1,1,1]", 12), ("[1,1,0,1]", LENGTH - 1)])
+def test_one_layer_without_the_window_opens_the_distance(pattern, reach):
+    flags = GPT.format(dropout=0) + f"--init-method-std 0.2 --window-size 3,0 --window-attn-skip-freq {pattern} "
+    fields = batch(0, samples=1)
+    before = logits(flags, fields)
+    fields["tokens"] = (fields["tokens"] + (torch.arange(LENGTH) == 0)) % VOCAB
+    changed = (logits(flags, fields) - before).abs().amax((0, 2)) > 0
+    assert changed.nonzero().flatten().tolist() == list(range(reach + 1))
+
+
+def test_layers_without_rotation():
+    rope = LLAMA.format(dropout=0) + "--init-method-std 0.2 "
+    none, fields = rope.replace("--position-embedding-type rope", "--position-embedding-type none"), batch(0)
+
+    def with_pattern(pattern):
+        return logits(f"{rope} --no-rope-freq {pattern} ", fields)
+
+    for pattern in ("1", "[1]*4"):
+        assert torch.equal(with_pattern(pattern), logits(none, fields))
+    assert torch.equal(with_pattern("5"), logits(rope, fields))
+    mixed = with_pattern("2")
+    assert torch.equal(mixed, with_pattern("[0,1,0,1]"))
+    for other in (with_pattern("[1,0,1,0]"), logits(rope, fields), logits(none, fields)):
+        assert (mixed - other).abs().max() > 1e-3
+
+
 def test_attention_is_causal():
     fields = batch(0, samples=1)
     before = logits(LLAMA.format(dropout=0), fields)

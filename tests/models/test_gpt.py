@@ -78,6 +78,16 @@ def test_offset_and_clamp_of_a_gated_mlp():
     _assert_same(run_layout(flags, Mesh(tp=2, pp=2), BATCHES, sequence_parallel=True), _single(flags))
 
 
+PATTERNS = "--window-size 4,0 --window-attn-skip-freq [1,0,0,1] --no-rope-freq 3 "
+
+
+@pytest.mark.parametrize("layout", ["tp2-sp", "pp4", "pp2-vpp2", "tp2-sp-pp2"])
+def test_layers_that_differ_are_the_same_ones_in_every_layout(layout):
+    flags = MODELS["llama-dropout"] + PATTERNS
+    mesh, sequence_parallel, chunks = LAYOUTS[layout]
+    _assert_same(run_layout(flags, mesh, BATCHES, sequence_parallel, chunks), _single(flags))
+
+
 def test_pipeline_alone_is_bitwise():
     got, expected = run_layout(MODELS["llama"], Mesh(pp=4), BATCHES), _single(MODELS["llama"])
     assert got[0] == expected[0]

@@ -61,6 +61,8 @@ def test_embedding_multiplier():
         "--qk-layernorm",
         "--untie-embeddings-and-output-weights",
         "--window-size=4,0",
+        "--window-size=4,0 --window-attn-skip-freq 2",
+        "--position-embedding-type rope --no-rope-freq 2",
         "--init-method-std 0.1",
         "--embedding-init-method-std 0.1",
         "--embedding-multiplier 2.0",
@@ -70,8 +72,8 @@ def test_every_option_changes_the_function(flag):
     base = PLAIN + "--init-method-std 0.3 "
     if flag.startswith("--position-embedding-type rope --"):
         base += "--position-embedding-type rope "
-    if flag.startswith("--swiglu --"):
-        base += "--swiglu "
+    for start in ("--swiglu ", "--window-size=4,0 "):
+        base += start if flag.startswith(start) else ""
     if flag == "--openai-gelu --no-bias-gelu-fusion":
         base += "--no-bias-gelu-fusion "
     assert not torch.allclose(logits(base + flag + " ", BATCH), logits(base, BATCH), rtol=0, atol=1e-6)

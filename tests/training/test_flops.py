@@ -37,3 +37,10 @@ def test_window_counts_only_what_a_query_sees(keys, pairs):
     assert attention_pairs(32, keys) == pairs
     assert model_flops(tiny("--window-size 7,0"), 4, 128) < model_flops(tiny(), 4, 128)
     assert model_flops(tiny("--window-size=-1,0"), 4, 128) == model_flops(tiny(), 4, 128)
+
+
+def test_only_layers_with_the_window_are_cheaper():
+    whole, windowed = model_flops(tiny(), 4, 128), model_flops(tiny("--window-size 7,0"), 4, 128)
+    for pattern in ("2", "[0,1]"):
+        half = model_flops(tiny(f"--window-size 7,0 --window-attn-skip-freq {pattern}"), 4, 128)
+        assert half == (whole + windowed) / 2
