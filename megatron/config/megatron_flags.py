@@ -56,6 +56,8 @@ DIFFERENCES: dict[str, str] = {
     "rampup_batch_size": "Works; Megatron accepts it and trains with the whole batch from the start.",
     "bias_gelu_fusion": "Only says which GELU: exact with the flag, else the tanh form where there are biases.",
     "activation_func_clamp_value": "Works with every gated MLP; Megatron's fused dense SwiGLU does not apply it.",
+    "init_method_xavier_uniform": "Rows and columns are those of the whole matrix without vocabulary padding, so that "
+    "every layout starts the same; Megatron counts those of a rank's shard.",
     "use_checkpoint_args": "A typed flag that contradicts the stored model is refused instead of overwritten.",
     "exit_on_missing_checkpoint": "Concerns an empty --load directory; one that does not exist is always an error.",
     "sequence_parallel": "Without effect on one tensor-parallel rank, and said so.",

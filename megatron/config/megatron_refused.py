@@ -190,7 +190,7 @@ REFUSED: dict[str, str] = {
         --fp16-lm-cross-entropy
     """,
     "this initialisation or scaling is not yet supported; use --init-method-std": """
-        --init-method-xavier-uniform --data-parallel-random-init --use-mup --mup-base-hidden-size=
+        --data-parallel-random-init --use-mup --mup-base-hidden-size=
         --mup-width-mult=1|1.0 --mup-embedding-mult=1|1.0 --mup-output-mult=1|1.0 --mup-base-head-dim=
         --mup-attn-scale-power=
     """,

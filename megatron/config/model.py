@@ -114,8 +114,11 @@ class ModelConfig:
     init_method_std: float = flag(0.02)
     """Standard deviation of initial weights; projections into the residual stream get it divided by
     sqrt(2 x layers)."""
+    init_method_xavier_uniform: bool = flag(False)
+    """Draw initial weights evenly between plus and minus sqrt(6 / (rows + columns)) of their matrix. Projections into
+    the residual stream get no smaller ones; embeddings are drawn so unless --embedding-init-method-std is given."""
     embedding_init_method_std: float | None = flag(None)
-    """Standard deviation of the initial word and position embeddings. None: --init-method-std."""
+    """Standard deviation of the initial word and position embeddings. None: as all weights."""
     num_experts: int | None = flag(None)
     """Number of experts of a mixture of experts. Not yet supported."""
     moe_router_topk: int = flag(2)
@@ -220,6 +223,10 @@ class ModelConfig:
             for name in ("hidden_dropout", "attention_dropout")
             if not 0 <= getattr(self, name) < 1
         ]
+        if self.init_method_xavier_uniform and changed(self, "init_method_std"):
+            lines.append(
+                f"{shown(self, 'init_method_std')} would be ignored with --init-method-xavier-uniform; drop one of them"
+            )
         if self.padded_vocab_size is not None and not self.pad_vocab_size:
             lines.append(f"{shown(self, 'padded_vocab_size')} and --no-pad-vocab-size contradict each other; keep one")
         if self.gated_linear_unit and self.ffn_size == 0:

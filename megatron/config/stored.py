@@ -22,7 +22,8 @@ TOKENIZER_FIELDS = tuple(
 )
 # Never taken: padding belongs to the layout, initial values to the start of a run.
 _NOT_TAKEN = frozenset(
-    "make_vocab_size_divisible_by pad_vocab_size padded_vocab_size init_method_std embedding_init_method_std".split()
+    "make_vocab_size_divisible_by pad_vocab_size padded_vocab_size init_method_std embedding_init_method_std "
+    "init_method_xavier_uniform".split()
 )
 
 

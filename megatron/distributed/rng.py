@@ -12,7 +12,7 @@ import math
 import torch
 
 from megatron.topology.mesh import Coordinates, Mesh
-from megatron.topology.param_spec import Constant, ParamSpec
+from megatron.topology.param_spec import Constant, ParamSpec, XavierUniform
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -56,11 +56,19 @@ def normal_at(key: int, positions: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def uniform_at(key: int, positions: torch.Tensor) -> torch.Tensor:
+    """Uniform fp32 values in (-1, 1) at int64 `positions` [n]: the odd multiples of 2^-23, each an exact result."""
+    odd = _shift(mix64(positions + key), 41) * 2 + 1
+    return odd.to(torch.float32).mul_(2.0**-23).sub_(1.0)
+
+
 def initialize_(stored: torch.Tensor, spec: ParamSpec, mesh: Mesh, place: Coordinates, seed: int) -> None:
     """Fill the local shard of `spec`: values are functions of (seed, name, logical index), in fp32, then cast."""
     if isinstance(spec.init, Constant):
         stored.fill_(spec.init.value)
         return
+    is_uniform = isinstance(spec.init, XavierUniform)
+    draw, scale = (uniform_at, spec.xavier_bound) if is_uniform else (normal_at, spec.init.std)
     key = key_of("init", seed, spec.name)
     slices = spec.local_slice(mesh, place)
     strides = [math.prod(spec.shape[dim + 1 :]) for dim in range(len(slices))]
@@ -78,7 +86,7 @@ def initialize_(stored: torch.Tensor, spec: ParamSpec, mesh: Mesh, place: Coordi
             count = min(_CHUNK, inner - done)
             positions = (some + torch.arange(done, done + count, device=stored.device)).flatten()
             first = row * inner + done
-            flat[first : first + len(positions)] = normal_at(key, positions).mul_(spec.init.std)
+            flat[first : first + len(positions)] = draw(key, positions).mul_(scale)
 
 
 def sample_keys(seed: int, sample_ids_B: torch.Tensor, *site: int | str) -> torch.Tensor:

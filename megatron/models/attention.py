@@ -14,13 +14,14 @@ from torch import nn
 
 from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
+from megatron.models.initial_values import branch_output_init, weight_init
 from megatron.models.norm import Norm
 from megatron.models.sequence_info import SequenceInfo
 from megatron.ops.attention import attention
 from megatron.ops.masked_attention import AttentionDropout
 from megatron.ops.rope import apply_rotary
 from megatron.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, residual_partial_over
-from megatron.topology.param_spec import Normal, ParamSpec
+from megatron.topology.param_spec import ParamSpec
 
 
 class HeadSplit(NamedTuple):
@@ -81,7 +82,7 @@ class SelfAttention(nn.Module):
                 shape=(*qkv_shape, model.hidden_size),
                 axes=(*qkv_axes, None),
                 fold=3,
-                init=Normal(model.init_method_std),
+                init=weight_init(model),
                 partial_over=partial_over,
             ),
             ParamSpec(
@@ -107,7 +108,7 @@ class SelfAttention(nn.Module):
                 name=f"{name}.linear_proj.weight",
                 shape=(model.hidden_size, heads, config.head_dim),
                 axes=(None, "tp", None),
-                init=Normal(model.init_method_std / math.sqrt(2.0 * model.num_layers)),
+                init=branch_output_init(model),
             ),
             ParamSpec(
                 name=f"{name}.linear_proj.bias",

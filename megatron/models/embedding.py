@@ -8,16 +8,12 @@ from torch import nn
 from megatron.config.model import ModelConfig
 from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
+from megatron.models.initial_values import embedding_init
 from megatron.models.sequence_info import SequenceInfo
 from megatron.ops.dropout import dropout
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding, look_up
 from megatron.tensor_parallel.layers import residual_partial_over
-from megatron.topology.param_spec import Normal, ParamSpec
-
-
-def _embedding_std(model: ModelConfig) -> float:
-    std = model.embedding_init_method_std
-    return model.init_method_std if std is None else std
+from megatron.topology.param_spec import ParamSpec
 
 
 def word_embedding_spec(config: RunConfig, ctx: ParallelContext, vocab_size: int) -> ParamSpec:
@@ -28,7 +24,7 @@ def word_embedding_spec(config: RunConfig, ctx: ParallelContext, vocab_size: int
         name="embedding.word_embeddings.weight",
         shape=(config.padded_vocab(vocab_size), model.hidden_size),
         axes=("tp", None),
-        init=Normal(_embedding_std(model)),
+        init=embedding_init(model),
         partial_over=("embd",) if is_shared else (),
         valid=(vocab_size, model.hidden_size),
         lr_group="embedding",
@@ -46,7 +42,7 @@ class PositionEmbedding(nn.Module):
                 name="embedding.position_embeddings.weight",
                 shape=(model.max_position_embeddings, model.hidden_size),
                 axes=(None, None),
-                init=Normal(_embedding_std(model)),
+                init=embedding_init(model),
                 partial_over=residual_partial_over(ctx),
             )
         )

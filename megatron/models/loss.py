@@ -11,11 +11,12 @@ from megatron.config.run import RunConfig
 from megatron.distributed.collectives import all_gather
 from megatron.distributed.context import ParallelContext
 from megatron.models.embedding import word_embedding_spec
+from megatron.models.initial_values import weight_init
 from megatron.models.norm import Norm
 from megatron.tensor_parallel.column_linear import column_linear
 from megatron.tensor_parallel.cross_entropy import VocabularyShard, linear_cross_entropy
 from megatron.tensor_parallel.layers import residual_partial_over, split_input
-from megatron.topology.param_spec import Normal, ParamSpec
+from megatron.topology.param_spec import ParamSpec
 
 
 class LossOutput(NamedTuple):
@@ -40,7 +41,7 @@ class OutputLayer(nn.Module):
                 name="output_layer.weight",
                 shape=spec.shape,
                 axes=spec.axes,
-                init=Normal(model.init_method_std),
+                init=weight_init(model),
                 valid=spec.valid,
                 lr_group=spec.lr_group,
             )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
 from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
+from megatron.models.initial_values import branch_output_init, weight_init
 from megatron.ops.activation import activation
 from megatron.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, residual_partial_over
-from megatron.topology.param_spec import Normal, ParamSpec
+from megatron.topology.param_spec import ParamSpec
 
 
 class MLP(nn.Module):
@@ -30,7 +29,7 @@ class MLP(nn.Module):
                 shape=(*inner, model.hidden_size),
                 axes=(*inner_axes, None),
                 fold=len(inner),
-                init=Normal(model.init_method_std),
+                init=weight_init(model),
             ),
             ParamSpec(name=f"{name}.linear_fc1.bias", shape=inner, axes=inner_axes, fold=len(inner), decay=False)
             if model.add_bias_linear
@@ -42,7 +41,7 @@ class MLP(nn.Module):
                 name=f"{name}.linear_fc2.weight",
                 shape=(model.hidden_size, ffn),
                 axes=(None, "tp"),
-                init=Normal(model.init_method_std / math.sqrt(2.0 * model.num_layers)),
+                init=branch_output_init(model),
             ),
             ParamSpec(
                 name=f"{name}.linear_fc2.bias",

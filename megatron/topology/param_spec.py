@@ -8,7 +8,7 @@ tensor folds the first `fold` logical dimensions into its dim 0 and the rest int
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 
 from megatron.topology.mesh import Coordinates, Mesh, canonical_axes
 
@@ -18,6 +18,12 @@ class Normal:
     """Initial values drawn from N(0, std^2)."""
 
     std: float
+
+
+@dataclass(frozen=True)
+class XavierUniform:
+    """Initial values drawn from U(-b, b) with b = sqrt(6 / (rows + columns)) of the whole matrix (Glorot, Bengio 2010,
+    equation 16)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class ParamSpec:
     """For each logical dimension the mesh axis that shards it, or None."""
     fold: int = 1
     """How many leading logical dimensions make up dim 0 of the stored tensor; len(shape) for a stored vector."""
-    init: Normal | Constant = Constant(0.0)
+    init: Normal | XavierUniform | Constant = Constant(0.0)
     decay: bool = True
     """Whether weight decay applies."""
     partial_over: tuple[str, ...] = ()
@@ -83,6 +89,12 @@ class ParamSpec:
     def valid_shape(self) -> tuple[int, ...]:
         """Logical extents without padding: the shape that checkpoints hold."""
         return self.shape if self.valid is None else self.valid
+
+    @property
+    def xavier_bound(self) -> float:
+        """Largest magnitude of the initial values under `XavierUniform`; padding does not count."""
+        rows, columns = prod(self.valid_shape[: self.fold]), prod(self.valid_shape[self.fold :])
+        return sqrt(6.0 / (rows + columns))
 
     @property
     def gradient_axes(self) -> tuple[str, ...]:

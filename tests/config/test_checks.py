@@ -159,6 +159,7 @@ ONE_LINE = [
     ("--position-embedding-type rope --kv-channels 7", 1, "rotates 7 dimensions"),
     ("--position-embedding-type rope --rope-scaling-factor 4", 1, "without --use-rope-scaling"),
     ("--init-method-std 0", 1, "--init-method-std 0.0 is not above 0"),
+    ("--init-method-xavier-uniform --init-method-std 0.1", 1, "--init-method-std 0.1 would be ignored with"),
     ("--no-pad-vocab-size --padded-vocab-size 128", 1, "--padded-vocab-size 128 and --no-pad-vocab-size"),
     # data
     ("--mock-data --data-path a", 1, "--mock-data and --data-path"),
@@ -205,6 +206,7 @@ LEGAL = [
     ("--position-embedding-type rope --no-position-embedding --rotary-percent 0.5", 1),
     ("--data-parallel-sharding-strategy optim --overlap-grad-reduce --overlap-param-gather", 2),
     ("--skip-train", 1),
+    ("--init-method-xavier-uniform --embedding-init-method-std 0.1", 1),
     ("--window-size 4,0 --window-attn-skip-freq '([1] + [0]) * 2'", 1),
     ("--position-embedding-type rope --no-rope-freq 3", 1),
     ("--glu-linear-offset 0 --no-bias-gelu-fusion", 1),

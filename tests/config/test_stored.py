@@ -100,7 +100,7 @@ def test_without_the_flag_a_mismatch_can_be_seen(stored):
 
 
 def test_padding_and_start_values_do_not_define_the_function(stored):
-    words = LLAMA + RUN + "--make-vocab-size-divisible-by 8 --init-method-std 0.1 --no-mask-vocab-padding"
+    words = LLAMA + RUN + "--make-vocab-size-divisible-by 8 --init-method-xavier-uniform --no-mask-vocab-padding"
     assert function_mismatches(parse(words.split(), 1).model, stored) == []
 
 
@@ -131,8 +131,8 @@ def test_every_model_field_is_either_function_or_free(stored):
 
     # A typed value wins, or the padding is redone; the weights compute the same.
     free = set(
-        "hidden_dropout attention_dropout init_method_std embedding_init_method_std mask_vocab_padding "
-        "make_vocab_size_divisible_by pad_vocab_size padded_vocab_size".split()
+        "hidden_dropout attention_dropout init_method_std init_method_xavier_uniform embedding_init_method_std "
+        "mask_vocab_padding make_vocab_size_divisible_by pad_vocab_size padded_vocab_size".split()
     )
 
     # The base makes every field matter: rope for the rotary ones, GELU for its two switches, experts for top-k.

@@ -5,15 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron.distributed.rng import fold_in, initialize_, keep_mask, key_of, mix64, normal_at, sample_keys
+from megatron.distributed.rng import (
+    fold_in,
+    initialize_,
+    keep_mask,
+    key_of,
+    mix64,
+    normal_at,
+    sample_keys,
+    uniform_at,
+)
 from megatron.topology.mesh import Coordinates, Mesh
-from megatron.topology.param_spec import Constant, Normal, ParamSpec
+from megatron.topology.param_spec import Constant, Normal, ParamSpec, XavierUniform
 
 SPECS = [
     ParamSpec(name="qkv", shape=(4, 3, 8, 40), axes=("tp", None, None, None), fold=3, init=Normal(0.02)),
     ParamSpec(name="fc1", shape=(2, 36, 40), axes=(None, "tp", None), fold=2, init=Normal(0.02)),
     ParamSpec(name="proj", shape=(40, 4, 8), axes=(None, "tp", None), fold=1, init=Normal(0.5)),
     ParamSpec(name="word", shape=(300, 40), axes=("tp", None), init=Normal(1.0)),
+    ParamSpec(name="xavier", shape=(4, 3, 8, 40), axes=("tp", None, None, None), fold=3, init=XavierUniform()),
 ]
 
 
@@ -54,6 +64,26 @@ def test_normal_values_are_normal():
     assert abs((x**4).mean() - 3) < 5 * (96 / 1e6) ** 0.5
     assert abs((x[1:] * x[:-1]).mean()) < 5e-3
     assert x.isfinite().all() and x.abs().max() < 6.7, "the smallest of 2^32 uniform values gives sqrt(2 ln 2^32)"
+
+
+def test_uniform_values_are_uniform():
+    """A million draws: mean, variance and neighbour correlation within 5 standard errors, open bounds, never zero."""
+    x = uniform_at(key_of("test", 1), torch.arange(1_000_000)).double()
+    assert abs(x.mean()) < 5 * (1 / 3e6) ** 0.5
+    assert abs(x.var() - 1 / 3) < 5 * (4 / 45 / 1e6) ** 0.5
+    assert abs((x[1:] * x[:-1]).mean()) < 5 / 3 / 1e3
+    share = (torch.histc(x, 10, -1, 1) / 1e6 - 0.1).abs().max()
+    assert share < 5 * (0.09 / 1e6) ** 0.5
+    assert 0.9999 < x.abs().max() < 1 and x.abs().min() > 0
+
+
+def test_padding_does_not_change_xavier_values():
+    def whole(rows):
+        spec = ParamSpec(name="w", shape=(rows, 40), axes=("tp", None), valid=(300, 40), init=XavierUniform())
+        return shard(spec, Mesh(), 0)
+
+    assert torch.equal(whole(320)[:300], whole(300))
+    assert whole(300).abs().max() == pytest.approx((6 / 340) ** 0.5, rel=1e-3)
 
 
 def test_normal_values_do_not_depend_on_the_neighbours_drawn_with_them():

@@ -78,6 +78,12 @@ def test_offset_and_clamp_of_a_gated_mlp():
     _assert_same(run_layout(flags, Mesh(tp=2, pp=2), BATCHES, sequence_parallel=True), _single(flags))
 
 
+def test_xavier_uniform_starts_the_same_in_every_layout():
+    flags = MODELS["llama"] + "--init-method-xavier-uniform --make-vocab-size-divisible-by 16 "
+    mesh = Mesh(tp=2, pp=2)  # where the vocabulary has other padding than on one process
+    _assert_same(run_layout(flags, mesh, BATCHES, sequence_parallel=True), _single(flags))
+
+
 PATTERNS = "--window-size 4,0 --window-attn-skip-freq [1,0,0,1] --no-rope-freq 3 "
 
 

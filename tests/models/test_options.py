@@ -65,11 +65,12 @@ def test_embedding_multiplier():
         "--position-embedding-type rope --no-rope-freq 2",
         "--init-method-std 0.1",
         "--embedding-init-method-std 0.1",
+        "--init-method-xavier-uniform",
         "--embedding-multiplier 2.0",
     ],
 )
 def test_every_option_changes_the_function(flag):
-    base = PLAIN + "--init-method-std 0.3 "
+    base = PLAIN + ("" if flag == "--init-method-xavier-uniform" else "--init-method-std 0.3 ")
     if flag.startswith("--position-embedding-type rope --"):
         base += "--position-embedding-type rope "
     for start in ("--swiglu ", "--window-size=4,0 "):
@@ -134,6 +135,37 @@ def test_initial_deviations():
                 std /= math.sqrt(2 * 4)
             expected = pytest.approx(std, rel=5 / math.sqrt(2 * param.numel()))  # five deviations of the estimate
             assert param.std().item() == expected, name
+
+
+@pytest.mark.parametrize("embedding_std", [None, 0.1])
+def test_xavier_uniform_bounds(embedding_std):
+    flags = LLAMA.format(dropout=0) + "--position-embedding-type learned_absolute --make-vocab-size-divisible-by 64 "
+    flags += "--init-method-xavier-uniform " + (
+        f"--embedding-init-method-std {embedding_std} " if embedding_std else ""
+    )
+    # Rows and columns: QKV is 2 groups x (2 queries + key + value) x 8, fc1 is 2 x 48, the vocabulary is not padded.
+    sizes = {
+        "linear_qkv": 64 + 32,
+        "linear_proj": 32 + 32,
+        "linear_fc1": 96 + 32,
+        "linear_fc2": 32 + 48,
+        "output_layer": VOCAB + 32,
+        "word_embeddings": VOCAB + 32,
+        "position_embeddings": 16 + 32,
+    }
+    found = set()
+    for param in _stage(flags).parameters():
+        name = param.spec.name.split(".")[-2]
+        if name.endswith("layernorm"):
+            continue
+        found.add(name)
+        if embedding_std and name.endswith("_embeddings"):
+            assert param.std().item() == pytest.approx(embedding_std, rel=0.1)
+            continue
+        bound = (6 / sizes[name]) ** 0.5
+        assert 0.97 * bound < param.abs().max() < bound, name
+        assert param.std().item() == pytest.approx(bound / 3**0.5, rel=0.1), name
+    assert found == sizes.keys()
 
 
 def test_weight_decay_of_query_and_key_norms():

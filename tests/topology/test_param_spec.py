@@ -52,6 +52,11 @@ def test_padding_is_not_part_of_the_valid_shape():
     assert QKV.valid_shape == QKV.shape
 
 
+def test_xavier_bound_is_of_the_whole_matrix_without_padding():
+    rows_and_columns = [4 * 5 * 8 + 32, 2 * 64 + 32, 32 + 16 * 8, 100 + 32]
+    assert [spec.xavier_bound for spec in (QKV, GATED_FC1, PROJ, TIED)] == [(6 / n) ** 0.5 for n in rows_and_columns]
+
+
 def test_wrong_specs_are_refused():
     with pytest.raises(ValueError, match="proj: dimension of 16 does not divide over 3 ranks of axis tp"):
         PROJ.local_shape(Mesh(tp=3))
