@@ -245,11 +245,24 @@ def _warmup(config: Any) -> list[str]:
 
 
 def _origins(config: Any) -> list[str]:
-    """A flag given with its default value is still a wish."""
-    given = config.origin("num_query_groups") in ("typed", "file")
-    if given and not config.model.group_query_attention and config.model.num_query_groups == 1:
-        return ["--num-query-groups 1 would be ignored without --group-query-attention; add that flag or drop this one"]
-    return []
+    """A flag given with its default value is still a wish; one taken from a checkpoint is none."""
+    lines = []
+    if _is_given(config, "num_query_groups") and config.model.num_query_groups == 1:
+        if not config.model.group_query_attention:
+            lines.append(
+                "--num-query-groups 1 would be ignored without --group-query-attention; add that flag or drop this one"
+            )
+    if _is_given(config, "fp32_residual_connection") and config.model.fp32_residual_connection:
+        if config.params_dtype_name == "fp32":
+            lines.append(
+                "--fp32-residual-connection would be ignored without --bf16 or --fp16: in fp32 the residual stream is "
+                "fp32 already; drop it"
+            )
+    return lines
+
+
+def _is_given(config: Any, field: str) -> bool:
+    return config.origin(field) in ("typed", "file")
 
 
 def _rest(config: Any) -> list[str]:

@@ -58,6 +58,8 @@ DIFFERENCES: dict[str, str] = {
     "activation_func_clamp_value": "Works with every gated MLP; Megatron's fused dense SwiGLU does not apply it.",
     "init_method_xavier_uniform": "Rows and columns are those of the whole matrix without vocabulary padding, so that "
     "every layout starts the same; Megatron counts those of a rank's shard.",
+    "fp32_residual_connection": "Every sum is kept in fp32; Megatron's bias-dropout-add rounds it to the training "
+    "precision.",
     "use_checkpoint_args": "A typed flag that contradicts the stored model is refused instead of overwritten.",
     "exit_on_missing_checkpoint": "Concerns an empty --load directory; one that does not exist is always an error.",
     "sequence_parallel": "Without effect on one tensor-parallel rank, and said so.",

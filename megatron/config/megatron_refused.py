@@ -185,9 +185,11 @@ REFUSED: dict[str, str] = {
         --no-yarn-correction-range-round-to-int --mrope-section=* --relative-attention-num-buckets=
         --relative-attention-max-distance=
     """,
-    "only pre-norm layers with the residual stream in the training precision are built in": """
-        --apply-residual-connection-post-layernorm --fp32-residual-connection --output-logit-dtype=fp32
-        --fp16-lm-cross-entropy
+    "only pre-norm layers are built in": """
+        --apply-residual-connection-post-layernorm
+    """,
+    "the loss is always computed in fp32": """
+        --output-logit-dtype=fp32 --fp16-lm-cross-entropy
     """,
     "this initialisation or scaling is not yet supported; use --init-method-std": """
         --data-parallel-random-init --use-mup --mup-base-hidden-size=

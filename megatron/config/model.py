@@ -69,6 +69,9 @@ class ModelConfig:
     """Norm before attention, before the MLP and at the end."""
     norm_epsilon: float = flag(1e-5)
     """Added to the variance in every norm."""
+    fp32_residual_connection: bool = flag(False)
+    """Keep the residual stream in fp32 under --bf16 or --fp16: additions to it are not rounded to 8 or 11 bits. Costs
+    twice its memory and twice the bytes between pipeline stages."""
     apply_layernorm_1p: bool = flag(False)
     """Store the norm's weight minus one: numbers around zero, which low precision rounds less."""
     position_embedding_type: str = flag(

@@ -52,12 +52,22 @@ class PositionEmbedding(nn.Module):
         return look_up(positions.contiguous(), self.weight, sum_wide=self.sum_wide)
 
 
+def residual_dtype(model: ModelConfig, ctx: ParallelContext) -> torch.dtype:
+    """Of the residual stream: that of the weights, or at least fp32 under --fp32-residual-connection.
+
+    Whoever adds to the stream adds a tensor of the weights' dtype, which widens exactly, so the sum has this dtype."""
+    if model.fp32_residual_connection:
+        return torch.promote_types(ctx.params_dtype, torch.float32)
+    return ctx.params_dtype
+
+
 class Embedding(nn.Module):
     """tokens and position ids, int64 [b, s] -> the residual stream, [s, b, h] or a sequence part [s/t, b, h]."""
 
     def __init__(self, config: RunConfig, ctx: ParallelContext, vocab_size: int):
         super().__init__()
         model = config.model
+        self.dtype = residual_dtype(model, ctx)
         self.multiplier, self.dropout_probability = model.embedding_multiplier, model.hidden_dropout
         self.word_embeddings = VocabParallelEmbedding(ctx, word_embedding_spec(config, ctx, vocab_size))
         self.position_embeddings = None
@@ -66,7 +76,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor, info: SequenceInfo) -> torch.Tensor:
         """See the class."""
-        hidden = self.word_embeddings(tokens)
+        hidden = self.word_embeddings(tokens).to(self.dtype)
         if self.position_embeddings is not None:
             hidden = hidden + self.position_embeddings(position_ids.t()[info.positions_S])
         if self.multiplier != 1.0:

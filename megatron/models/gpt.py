@@ -12,7 +12,7 @@ from megatron.config.pipeline_layout import Chunk
 from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
 from megatron.models.block import TransformerBlock
-from megatron.models.embedding import Embedding
+from megatron.models.embedding import Embedding, residual_dtype
 from megatron.models.loss import Head, LossOutput, summed_loss
 from megatron.models.sequence_info import SequenceInfo
 from megatron.ops.rope import RotaryAngles, rotary_angles, rotary_frequencies
@@ -45,7 +45,7 @@ class GPTStage(nn.Module):
         super().__init__()
         model = config.model
         self.is_first, self.is_last = chunk.has_embedding, chunk.has_head
-        self.hidden_dtype = ctx.params_dtype
+        self.hidden_dtype = residual_dtype(model, ctx)
         self.hidden_size = model.hidden_size
         self.seed = ctx.init_seed
         self.sequence_parts = ctx.tp.size if ctx.sequence_parallel else 1

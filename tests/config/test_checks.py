@@ -131,6 +131,7 @@ ONE_LINE = [
     ("--optimizer lion", 1, "choose from adam, sgd"),
     # precision
     ("--fp16 --bf16", 1, "--fp16 and --bf16"),
+    ("--fp32-residual-connection", 1, "--fp32-residual-connection would be ignored without --bf16 or --fp16"),
     ("--loss-scale 128", 1, "ignored without --fp16"),
     ("--fp16 --min-loss-scale 64 --initial-loss-scale 32", 1, "--min-loss-scale 64.0"),
     # model
@@ -206,6 +207,8 @@ LEGAL = [
     ("--position-embedding-type rope --no-position-embedding --rotary-percent 0.5", 1),
     ("--data-parallel-sharding-strategy optim --overlap-grad-reduce --overlap-param-gather", 2),
     ("--skip-train", 1),
+    ("--fp16 --fp32-residual-connection", 1),
+    ("--fp32-residual-connection --no-fp32-residual-connection", 1),
     ("--init-method-xavier-uniform --embedding-init-method-std 0.1", 1),
     ("--window-size 4,0 --window-attn-skip-freq '([1] + [0]) * 2'", 1),
     ("--position-embedding-type rope --no-rope-freq 3", 1),

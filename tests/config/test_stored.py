@@ -63,6 +63,14 @@ def test_typed_values_win_where_they_may(stored):
     assert config.data.tokenizer_type == "ByteTokenizer" and config.data.vocab_size is None
 
 
+def test_the_residual_stream_keeps_its_precision_until_told_otherwise():
+    written = parse((LLAMA + RUN + "--bf16 --fp32-residual-connection").split(), 1)
+    stored = json.loads(json.dumps(to_dict(written)))
+    assert resume(stored, "--bf16").model.fp32_residual_connection
+    assert not resume(stored, "--bf16 --no-fp32-residual-connection").model.fp32_residual_connection
+    resume(stored, "")  # weights read in fp32: the stream is fp32 with or without
+
+
 def test_the_tokenizer_can_be_left_out(stored):
     with pytest.raises(ConfigError, match="--tokenizer-type is required"):
         resume(stored, "--no-use-tokenizer-model-from-checkpoint-args")
@@ -131,7 +139,8 @@ def test_every_model_field_is_either_function_or_free(stored):
 
     # A typed value wins, or the padding is redone; the weights compute the same.
     free = set(
-        "hidden_dropout attention_dropout init_method_std init_method_xavier_uniform embedding_init_method_std "
+        "fp32_residual_connection hidden_dropout attention_dropout "
+        "init_method_std init_method_xavier_uniform embedding_init_method_std "
         "mask_vocab_padding make_vocab_size_divisible_by pad_vocab_size padded_vocab_size".split()
     )
 

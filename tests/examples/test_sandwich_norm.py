@@ -87,6 +87,26 @@ def parameter_names(ctx, config: RunConfig) -> list[str]:
     return [parameter.spec.name for stage in build_sandwich(config, ctx, 128) for parameter in stage.parameters()]
 
 
+def test_the_stream_may_be_wider_than_the_weights():
+    flags = (
+        "--bf16 --fp32-residual-connection --quick-geglu --window-size 8,0 --window-attn-skip-freq 2 --no-rope-freq 2"
+    )
+    config = RunConfig.from_flags(FLAGS + flags, extra_configs=(SandwichNormConfig,))
+    assert run_ranks(1, stream_dtypes, config, params_dtype=torch.bfloat16) == [{torch.float32}]
+
+
+def stream_dtypes(ctx, config: RunConfig) -> set[torch.dtype]:
+    """Of what the blocks return."""
+    (stage,) = build_sandwich(config, ctx, 128)
+    seen = set()
+    for layer in stage.layers:
+        layer.register_forward_hook(lambda _, inputs, output: seen.add(output.dtype))
+    tokens = torch.zeros(1, 32, dtype=torch.int64)
+    positions = torch.arange(32)[None]
+    stage.logits(None, {"tokens": tokens, "position_ids": positions, "sample_ids": torch.zeros(1, dtype=torch.int64)})
+    return seen
+
+
 def test_help_shows_the_flags():
     done = subprocess.run([sys.executable, str(PROGRAM), "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from megatron.distributed.context import single_process_context
 from megatron.models.block import TransformerBlock
 from megatron.models.gpt import build_stages
+from megatron.pipeline_parallel.executor import run_schedule
+from megatron.schedules.generators import build_schedule
 from megatron.topology.mesh import Mesh
 from tests.helpers.ranks import run_ranks
 from tests.models.layouts import GPT, LLAMA, VOCAB, batch, config_of, logits, run_layout, run_single
@@ -213,6 +215,74 @@ def test_low_precision_is_near_fp32(model, dtype):
     for name, grad in expected[2].items():
         assert grads[name].dtype == dtype
         assert (grads[name].float() - grad).norm() / grad.norm() < 0.05, name
+
+
+WIDE = "--bf16 --fp32-residual-connection "
+
+
+def _stream(ctx, flags, chunks):
+    """Dtypes in and out of each layer in a step, of the gradients between stages, and of what is sent."""
+    stages = build_stages(config_of(flags, ctx.mesh, ctx.sequence_parallel, chunks), ctx, VOCAB)
+    seen = set()
+    for stage in stages:
+        seen.add(stage.hidden_dtype)
+        for layer in stage.layers:
+            layer.register_forward_hook(lambda _, inputs, output: seen.update((inputs[0].dtype, output.dtype)))
+            layer.register_full_backward_hook(lambda _, inputs, outputs: seen.update(g.dtype for g in outputs))
+    schedule = build_schedule("interleaved" if chunks > 1 else "1f1b", ctx.pp.size, 2, chunks)
+    run_schedule(schedule, stages, BATCHES, ctx.pp)
+    return seen, {p.grad.dtype for stage in stages for p in stage.parameters()}
+
+
+@pytest.mark.parametrize("layout", ["tp2-sp", "pp2-vpp2", "tp2-sp-pp2"])
+@pytest.mark.parametrize("model", ["gpt-dropout", "llama"])
+def test_an_fp32_residual_stream_is_fp32_everywhere(model, layout):
+    mesh, sequence_parallel, chunks = LAYOUTS[layout]
+    for flags, dtype in ((WIDE, torch.float32), ("--bf16 ", torch.bfloat16)):
+        ranks = run_ranks(
+            mesh.world_size,
+            _stream,
+            MODELS[model] + flags,
+            chunks,
+            mesh=mesh,
+            sequence_parallel=sequence_parallel,
+            params_dtype=torch.bfloat16,
+        )
+        assert all(rank == ({dtype}, {torch.bfloat16}) for rank in ranks)
+
+
+def test_an_fp32_residual_stream_in_every_layout():
+    flags, options = MODELS["llama-dropout"] + WIDE, {"params_dtype": torch.bfloat16}
+    loss, _, grads = run_single(flags, BATCHES, **options)
+    assert loss != run_single(MODELS["llama-dropout"] + "--bf16 ", BATCHES, **options)[0]
+    for backend, chunks in (("threads", 1), ("threads", 2), ("gloo", 1)):  # the same sums in the same order
+        got = run_layout(flags, Mesh(pp=2), BATCHES, chunks=chunks, backend=backend, **options)
+        assert got[0] == loss and all(torch.equal(got[2][name], grad) for name, grad in grads.items())
+    for mesh, sequence_parallel in ((Mesh(tp=2), False), (Mesh(tp=2), True), (Mesh(tp=2, pp=2), True)):
+        got = run_layout(flags, mesh, BATCHES, sequence_parallel, **options)
+        # Each rank rounds its part of a product to bf16 (2^-9) before the parts are added, eight times in a row.
+        assert got[0] == pytest.approx(loss, rel=1e-4)
+        for name, grad in grads.items():
+            assert (got[2][name] - grad).norm() / grad.norm() < 0.03, name
+
+
+def test_an_fp32_residual_stream_is_nearer_to_fp32():
+    def hidden(flags, dtype, weights=None):
+        (stage,) = build_stages(
+            config_of(MODELS["llama"] + flags, Mesh()), single_process_context(params_dtype=dtype), VOCAB
+        )
+        for parameter, weight in zip(stage.parameters(), weights or stage.parameters(), strict=True):
+            parameter.data.copy_(weight)
+        weights = list(stage.parameters())
+        stage.head = None
+        with torch.no_grad():
+            return stage(None, BATCHES[0]).float(), weights
+
+    wide, weights = hidden(WIDE, torch.bfloat16)
+    narrow, _ = hidden("--bf16 ", torch.bfloat16)
+    exact, _ = hidden("", torch.float32, weights)
+    # At the start branches add little to the stream, whose own rounding is then most of the error.
+    assert (wide - exact).norm() < 0.5 * (narrow - exact).norm()
 
 
 @pytest.mark.parametrize("model", ["gpt-dropout", "llama"])

@@ -18,6 +18,8 @@ from tools.generate_text import choose, generate, main
 SIZES = "--num-layers 4 --hidden-size 32 --num-attention-heads 4"
 MODELS = {
     "gpt2": f"{SIZES} --position-embedding-type learned_absolute",
+    "variant": f"{SIZES} --quick-geglu --glu-linear-offset 1 --activation-func-clamp-value 2 --window-size 4,0 "
+    "--window-attn-skip-freq [1,0]*2 --position-embedding-type rope --no-rope-freq 2",
     "llama": f"{SIZES} --group-query-attention --num-query-groups 2 --swiglu --normalization RMSNorm "
     "--position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights",
 }
@@ -92,10 +94,10 @@ def test_a_prompt_draws_alike_in_any_company():
 # ---- with real models
 
 
-def save_model(directory, family, mesh, dtype=torch.float32):
+def save_model(directory, family, mesh, dtype=torch.float32, more=""):
     """A checkpoint of a freshly initialised model, from all ranks of `mesh`."""
     flags = f"{MODELS[family]} {COMMON} --tensor-model-parallel-size {mesh.tp} --pipeline-model-parallel-size {mesh.pp}"
-    flags += " --bf16" if dtype == torch.bfloat16 else ""
+    flags += more
 
     def save(ctx):
         config = RunConfig.from_flags(flags, world_size=mesh.world_size)
@@ -128,7 +130,9 @@ def greedy(flags, dtype, prompt, count):
     return bytes(ids).decode("utf-8", errors="replace")
 
 
-@pytest.mark.parametrize("family, mesh", [("gpt2", Mesh(tp=2, pp=2)), ("llama", Mesh(pp=4)), ("llama", Mesh(tp=4))])
+@pytest.mark.parametrize(
+    "family, mesh", [("gpt2", Mesh(tp=2, pp=2)), ("llama", Mesh(pp=4)), ("llama", Mesh(tp=4)), ("variant", Mesh(pp=2))]
+)
 def test_a_checkpoint_of_any_layout_gives_the_models_own_text(tmp_path, capsys, family, mesh):
     save_model(tmp_path, family, mesh)
     expected = greedy(f"{MODELS[family]} {COMMON}", torch.float32, "def f(", 12)
@@ -136,9 +140,10 @@ def test_a_checkpoint_of_any_layout_gives_the_models_own_text(tmp_path, capsys, 
     assert capsys.readouterr().out == expected + "\n"
 
 
-def test_precision_is_that_of_the_checkpoint(tmp_path, capsys):
-    save_model(tmp_path, "llama", Mesh(), torch.bfloat16)
-    expected = greedy(f"{MODELS['llama']} {COMMON} --bf16", torch.bfloat16, "import ", 12)
+@pytest.mark.parametrize("more", [" --bf16", " --bf16 --fp32-residual-connection"])
+def test_precision_is_that_of_the_checkpoint(tmp_path, capsys, more):
+    save_model(tmp_path, "llama", Mesh(), torch.bfloat16, more)
+    expected = greedy(f"{MODELS['llama']} {COMMON}{more}", torch.bfloat16, "import ", 12)
     assert main(["--load", str(tmp_path), "--prompt", "import ", "--max-new-tokens", "12"]) == 0
     assert capsys.readouterr().out == expected + "\n"
     assert main(["--load", str(tmp_path), "--prompt", "import ", "--dtype", "fp32"]) == 0
