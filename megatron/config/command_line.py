@@ -19,6 +19,10 @@ A flag that stands twice counts the last time. Every switch has a word that take
 the value None gives a flag whose default is None back its default."""
 
 
+_NEGATIVE_VALUE = re.compile(r"-\.?\d")
+"""Such a word is a value and no flag, whatever follows: -1, -1,0, -1e-5."""
+
+
 class Reading(NamedTuple):
     """What a list of words says."""
 
@@ -40,7 +44,7 @@ def read_words(words: Sequence[str], concerns: Iterable[type]) -> Reading:
     """Read `words` as flags of `concerns` and of Megatron-LM."""
     reading = Reading({}, [], [])
     ineffective: dict[str, list[str]] = {}
-    words = _join_negative_values(_rename(split_words(words)))
+    words = _rename(split_words(words))
     parser = _build(tuple(concerns), reading)
     _add_megatron(parser, {word.partition("=")[0] for word in words}, reading, ineffective)
     try:
@@ -80,17 +84,6 @@ def _rename(words: list[str]) -> list[str]:
     return renamed
 
 
-def _join_negative_values(words: list[str]) -> list[str]:
-    """`--window-size -1,0` -> `--window-size=-1,0`; argparse takes a word that starts with - for a flag."""
-    joined: list[str] = []
-    for word in words:
-        if re.match(r"-\d|-\.\d", word) and joined and re.match(r"--[^=]*$", joined[-1]):
-            joined[-1] += "=" + word
-        else:
-            joined.append(word)
-    return joined
-
-
 def help_page(concerns: Iterable[type], program: str = "pretrain_gpt.py") -> str:
     """The text of --help: a group for each concern."""
     parser = _build(tuple(concerns), Reading({}, [], []), with_help=True)
@@ -107,6 +100,7 @@ def _build(concerns: tuple[type, ...], reading: Reading, with_help: bool = False
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser._negative_number_matcher = _NEGATIVE_VALUE
     for concern in concerns:
         group = parser.add_argument_group(concern_title(concern), concern_summary(concern) if with_help else None)
         texts = help_texts(concern) if with_help else {}

@@ -124,7 +124,7 @@ class DataConfig:
                 "--split"
             ]
         shares = split_shares(self.split)
-        if not 1 <= len(shares) <= 3 or sum(shares) <= 0 or "-" in self.split:
+        if not 1 <= len(shares) <= 3 or sum(shares) <= 0 or re.search("[A-Za-z-]", self.split):
             return [
                 f"--split {self.split}: expected up to three shares (training, validation, test), none negative and "
                 "not all 0, "

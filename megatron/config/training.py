@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from megatron.config.flags import flag
 from megatron.config.rules import at_least, raise_if, required, shown
 
+MAX_SEED = 2**32 - 1
+"""NumPy's generator, which draws Megatron's data order, takes no larger one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
@@ -46,6 +49,10 @@ class TrainingConfig:
         lines = required(self, "micro_batch_size")
         lines += at_least(self, 1, "micro_batch_size", "global_batch_size", "train_samples", "eval_interval", "seed")
         lines += at_least(self, 0, "train_iters", "eval_iters")
+        if self.seed > MAX_SEED:
+            lines.append(
+                f"{shown(self, 'seed')} is above {MAX_SEED}, the largest seed of the data order; use a smaller one"
+            )
         if self.train_iters is not None and self.train_samples is not None:
             lines.append(
                 f"--train-iters {self.train_iters} and --train-samples {self.train_samples} both set the length of "

@@ -166,6 +166,11 @@ class SplitBuilder:
                 " Give that split a larger share with --split, more data or its own --"
                 f"{split}-data-path, or ask for none of it (--eval-iters 0)"
             ) from None
+        except MemoryError:
+            raise ValueError(
+                f"{name}: the order of {size} samples for {split} does not fit into memory; ask for fewer with"
+                " --train-iters or --train-samples"
+            ) from None
 
     def blended(self, blend: Blend, share: SplitRange, split: str, size: int | None) -> BlendedDataset | None:
         """Several sources; None when no sample is wanted."""

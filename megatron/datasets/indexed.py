@@ -40,6 +40,10 @@ MAX_SEQUENCE_TOKENS = 2**31 - 1
 MAX_READ_BYTES = 2**30
 
 
+class DataError(ValueError):
+    """Data that is damaged or does not fit the run, which shows only when a sample is read."""
+
+
 def token_dtype(vocab_size: int | None) -> np.dtype:
     """uint16 when the vocabulary is known and below 65,500, else int32: the rule every Megatron tool follows."""
     return np.dtype("<u2") if vocab_size is not None and vocab_size < 65500 else np.dtype("<i4")
@@ -204,8 +208,13 @@ class IndexedDataset:
         length = available if length is None else length
         if offset < 0 or length < 0 or length > available:
             raise IndexError(f"{self.prefix}: sequence {sequence} has no {length} tokens at offset {offset}")
-        itemsize = self.index.dtype.itemsize
-        return self._read(int(self.index.pointers[sequence]) // itemsize + offset, length)
+        itemsize, pointer = self.index.dtype.itemsize, int(self.index.pointers[sequence])
+        if pointer < 0 or pointer + (offset + length) * itemsize > self.index.num_bytes:
+            raise DataError(
+                f"{self.prefix}.idx is damaged: it puts sequence {sequence} at byte {pointer}, but {self.prefix}.bin"
+                f" has {self.index.num_bytes} bytes; write the pair again"
+            )
+        return self._read(pointer // itemsize + offset, length)
 
     def __getitem__(self, which: int | slice) -> np.ndarray | list[np.ndarray]:
         if isinstance(which, slice):
@@ -228,7 +237,7 @@ class IndexedDataset:
         while got < wanted:
             piece = os.pread(self._file, min(wanted - got, MAX_READ_BYTES), start + got)
             if not piece:
-                raise OSError(f"{self.prefix}.bin ended at byte {start + got}; it was cut while in use")
+                raise DataError(f"{self.prefix}.bin ended at byte {start + got}; it was cut while in use")
             pieces.append(piece)
             got += len(piece)
         return np.frombuffer(b"".join(pieces), dtype=self.index.dtype)

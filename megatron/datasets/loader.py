@@ -15,6 +15,7 @@ import torch
 
 from megatron.datasets.blend import BlendedDataset, fields_of
 from megatron.datasets.gpt import GPTDataset
+from megatron.datasets.indexed import DataError
 
 
 class Order(Protocol):
@@ -34,11 +35,11 @@ class SequentialOrder:
         self.wraps = wraps
 
     def samples_at(self, positions: np.ndarray) -> np.ndarray:
-        """The samples at ascending positions of the run; ValueError beyond the end unless the order wraps."""
+        """The samples at ascending positions of the run; DataError beyond the end unless the order wraps."""
         if self.wraps:
             return positions % self.num_samples
         if len(positions) and positions[-1] >= self.num_samples:
-            raise ValueError(
+            raise DataError(
                 f"the {self.name} data set holds {self.num_samples} samples, but samples up to {positions[-1] + 1} are"
                 " wanted; it is sized by --train-iters or --train-samples when a run starts, so give those their new"
                 " value at the start, or use --dataloader-type cyclic"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron.datasets.indexed import DataError
+
 
 @dataclass(frozen=True)
 class MaskRules:
@@ -54,7 +56,7 @@ def batch_fields(text: np.ndarray, rules: MaskRules, extra_tokens: int = 1) -> d
     attention mask is to be reset. Padding is replaced by id 0 so that it can be looked up.
     """
     if rules.num_ids is not None and text.size and text.max() >= rules.num_ids:
-        raise ValueError(
+        raise DataError(
             f"the data holds token id {text.max()}, but the vocabulary has ids 0 to {rules.num_ids - 1} only; it was"
             " written with another tokenizer, or --vocab-size is too small"
         )

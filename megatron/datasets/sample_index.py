@@ -115,11 +115,14 @@ def build_sample_order(
         extra_tokens: 1 when a sample carries one token more than it predicts from.
         keep_last_partial: keep a last sample that is filled up with padding (validation only).
 
-    Raises ValueError when the split holds no tokens, or too few for one sample of one epoch.
+    Raises ValueError when the split holds no tokens, too few for one sample of one epoch, or a negative number.
     """
+    negative = int((lengths[sequences] < 0).sum())
+    if negative:
+        raise ValueError(f"{negative} have a negative length: the .idx file is damaged")
     tokens = int(lengths[sequences].sum(dtype=np.int64))
     if tokens == 0:
-        raise ValueError(f"{len(sequences)} sequences hold no tokens, so no number of epochs gives a sample")
+        raise ValueError(f"the {len(sequences)} of this split hold no tokens, so no number of epochs gives a sample")
     plan = plan_epochs(tokens, num_samples, sequence_length, extra_tokens)
     available = plan.num_epochs * tokens - extra_tokens
     count = -(-available // sequence_length) if keep_last_partial else available // sequence_length

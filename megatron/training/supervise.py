@@ -22,6 +22,7 @@ import torch
 from megatron.checkpoint.format import CheckpointError
 from megatron.checkpoint.retention import prepare_save_directory
 from megatron.config.run import RunConfig
+from megatron.datasets.indexed import DataError
 from megatron.distributed.collectives import barrier
 from megatron.distributed.context import ParallelContext
 from megatron.distributed.device import has_gpu, resolve_backend
@@ -113,7 +114,7 @@ def pretrain(config: RunConfig, process: Process, build_stages: BuildStages) -> 
             )
         with catch_signals(exit_signal) as stop:
             outcome = _launch_and_train(config, process, build_stages, ledger, stop)
-    except (UserError, CheckpointError, TrainingError, LossScaleExhausted) as error:
+    except (UserError, CheckpointError, DataError, TrainingError, LossScaleExhausted) as error:
         _say_error(process, f"error: {error}")
         return exit_codes.FAILED
     except Exception:

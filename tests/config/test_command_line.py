@@ -29,6 +29,8 @@ def test_a_value_with_a_space_stays_whole():
 def test_a_negative_value_is_not_a_flag():
     values = read("--window-size", "-1,0", "--null-tokenizer-pad-id", "-1").values
     assert values == {"window_size": (-1, 0), "null_tokenizer_pad_id": -1}
+    values = read("--data-path", "-1", "a", "-.5e-3", "b", "--lr", "-1e-3").values
+    assert values == {"data_path": ("-1", "a", "-.5e-3", "b"), "lr": -1e-3}
 
 
 def test_the_last_word_counts():

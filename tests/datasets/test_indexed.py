@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.datasets.indexed import IndexedDataset, IndexedDatasetWriter, SequenceIndex, token_dtype
+from megatron.datasets.indexed import DataError, IndexedDataset, IndexedDatasetWriter, SequenceIndex, token_dtype
 from megatron.datasets.sample_index import build_sample_order
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
@@ -183,7 +183,21 @@ def test_damage_is_found_at_opening(tmp_path):
 def test_a_file_cut_while_in_use_is_an_error_not_garbage(tmp_path):
     data = IndexedDataset(write_pair(tmp_path / "x", [[1, 2, 3], [4]]), mmap=False)
     os.truncate(tmp_path / "x.bin", 3)
-    with pytest.raises(OSError, match="cut while in use"):
+    with pytest.raises(DataError, match="cut while in use"):
+        data[0]
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("pointer", [-2, 10**15])
+def test_a_sequence_outside_the_file_is_an_error_that_names_it(mmap, pointer, tmp_path):
+    prefix = write_pair(tmp_path / "x", [[1, 2, 3], [4]])
+    index = Path(f"{prefix}.idx")
+    content = bytearray(index.read_bytes())
+    content[34 + 8 : 34 + 16] = pointer.to_bytes(8, "little", signed=True)
+    index.write_bytes(content)
+    data = IndexedDataset(prefix, mmap)
+    assert list(data[1]) == [4]
+    with pytest.raises(DataError, match=f"sequence 0 at byte {pointer}"):
         data[0]
 
 

@@ -103,3 +103,8 @@ def test_a_split_without_tokens_is_an_error_not_a_loop():
         build_sample_order(lengths, np.arange(0), num_samples=10, sequence_length=4, seed=1)
     with pytest.raises(ValueError, match="too few"):
         build_sample_order(lengths, np.arange(2, 3), num_samples=None, sequence_length=8, seed=1)
+
+
+def test_a_negative_length_is_damage():
+    with pytest.raises(ValueError, match="1 have a negative length"):
+        build_sample_order(np.array([30, -5], np.int32), np.arange(2), num_samples=2, sequence_length=4, seed=1)

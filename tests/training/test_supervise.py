@@ -40,6 +40,14 @@ def test_what_a_user_can_mend_is_one_line(tmp_path, capsys):
     assert len(lines) == 1 and lines[0].startswith("error: ") and f"{tmp_path}/nothing" in lines[0]
 
 
+def test_data_that_does_not_fit_is_one_line_though_it_shows_in_a_step(tmp_path, capsys):
+    flags = f"{TINY} --train-iters 2 --data-path {corpus()}".replace("--num-workers 0", "--num-workers 1")
+    small = RunConfig.from_flags(f"{flags} --tokenizer-type NullTokenizer --vocab-size 20")
+    assert pretrain(small, Process(), build_bigram) == exit_codes.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the data holds token id") and "--vocab-size" in line
+
+
 def test_a_save_that_fails_is_a_failure(tmp_path, capsys, monkeypatch):
     def fail(*args, **kwargs):
         raise CheckpointError("disk full")
