@@ -6,6 +6,8 @@ A sink has `scalar(tag, value, step)`, `record(dict)` and `close()`. Only the fi
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -121,10 +123,21 @@ def open_sinks(config, first_step: int) -> list[Sink]:
     """The sinks that the flags ask for; `first_step` is the iteration the run continues after."""
     logging, sinks = config.logging, []
     if logging.tensorboard_dir:
-        sinks.append(TensorBoard(logging.tensorboard_dir, logging.tensorboard_queue_size, first_step))
+        with writing_to(f"--tensorboard-dir {logging.tensorboard_dir}"):
+            sinks.append(TensorBoard(logging.tensorboard_dir, logging.tensorboard_queue_size, first_step))
     if logging.wandb_project:
         sinks.append(WeightsAndBiases(logging, config.checkpoint.save, to_dict(config)))
     path = metrics_path(config)
     if path is not None:
-        sinks.append(MetricsFile(path))
+        with writing_to(f"--metrics-file {path}"):
+            sinks.append(MetricsFile(path))
     return sinks
+
+
+@contextmanager
+def writing_to(place: str) -> Iterator[None]:
+    """Errors of the file system inside name `place`, a flag and its value; ValueError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{place} cannot be written ({error.strerror or error}); name another place") from error

@@ -37,7 +37,7 @@ from megatron.training.process import Process
 from megatron.training.report import Reporter
 from megatron.training.setup import BuildStages, attach_data, build_run
 from megatron.training.signals import StopRequest, catch_signals
-from megatron.training.sinks import open_sinks
+from megatron.training.sinks import open_sinks, writing_to
 from megatron.training.state import load
 
 PARAMS_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,7 +86,8 @@ def train(
     )
     with _user_errors(), ledger.phase("init"):
         if config.checkpoint.save and ctx.rank == 0:
-            prepare_save_directory(config.checkpoint.save, reporter.say)
+            with writing_to(f"--save {config.checkpoint.save}"):
+                prepare_save_directory(config.checkpoint.save, reporter.say)
         barrier(ctx.world)
         with reporter.stage("building the model and its optimizer"):
             run = build_run(config, ctx, build_stages, ledger, reporter)
@@ -108,7 +109,7 @@ def pretrain(config: RunConfig, process: Process, build_stages: BuildStages) -> 
     logging.basicConfig(level=logging.INFO if config.logging.logging_level is None else config.logging.logging_level)
     exit_signal = config.resilience.exit_signal if config.resilience.exit_signal_handler else None
     try:
-        with _user_errors():
+        with _user_errors(), writing_to(f"--save {config.checkpoint.save}"):
             ledger = Ledger(
                 Path(config.checkpoint.save) / "ledger.jsonl" if config.checkpoint.save and is_first else None
             )

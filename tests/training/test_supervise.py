@@ -40,6 +40,16 @@ def test_what_a_user_can_mend_is_one_line(tmp_path, capsys):
     assert len(lines) == 1 and lines[0].startswith("error: ") and f"{tmp_path}/nothing" in lines[0]
 
 
+@pytest.mark.parametrize("flag", ["--save", "--tensorboard-dir", "--metrics-file"])
+def test_a_place_that_cannot_be_written_is_named_with_its_flag(flag, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "x"
+    config = config_of(f"--train-iters 2 {flag} {place} --save-interval 2")
+    assert pretrain(config, Process(), build_bigram) == exit_codes.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {flag} {place} cannot be written")
+
+
 def test_data_that_does_not_fit_is_one_line_though_it_shows_in_a_step(tmp_path, capsys):
     flags = f"{TINY} --train-iters 2 --data-path {corpus()}".replace("--num-workers 0", "--num-workers 1")
     small = RunConfig.from_flags(f"{flags} --tokenizer-type NullTokenizer --vocab-size 20")
