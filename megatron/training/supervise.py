@@ -110,6 +110,8 @@ def pretrain(config: RunConfig, process: Process, build_stages: BuildStages) -> 
     exit_signal = config.resilience.exit_signal if config.resilience.exit_signal_handler else None
     try:
         with _user_errors(), writing_to(f"--save {config.checkpoint.save}"):
+            if config.checkpoint.save:  # on every rank: where one fails alone, the others wait for it to join them
+                Path(config.checkpoint.save).mkdir(parents=True, exist_ok=True)
             ledger = Ledger(
                 Path(config.checkpoint.save) / "ledger.jsonl" if config.checkpoint.save and is_first else None
             )

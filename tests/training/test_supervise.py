@@ -50,6 +50,15 @@ def test_a_place_that_cannot_be_written_is_named_with_its_flag(flag, tmp_path, c
     assert line.startswith(f"error: {flag} {place} cannot be written")
 
 
+def test_a_save_directory_that_cannot_be_made_fails_before_the_ranks_meet(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("megatron.training.supervise.launch", None)
+    config = config_of(f"--train-iters 2 --save {tmp_path}/file/x --save-interval 2")
+    for rank in (0, 1):
+        assert pretrain(config, Process(rank, rank, 2), build_bigram) == exit_codes.FAILED
+        assert f"error: --save {tmp_path}/file/x cannot be written" in capsys.readouterr().err
+
+
 def test_data_that_does_not_fit_is_one_line_though_it_shows_in_a_step(tmp_path, capsys):
     flags = f"{TINY} --train-iters 2 --data-path {corpus()}".replace("--num-workers 0", "--num-workers 1")
     small = RunConfig.from_flags(f"{flags} --tokenizer-type NullTokenizer --vocab-size 20")
