@@ -14,6 +14,7 @@ tokens.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from megatron.distributed.device import has_gpu, local_device  # noqa: E402
 from megatron.models.gpt import build_stages  # noqa: E402
 
 TOKENIZER_FLAGS = ("tokenizer_type", "tokenizer_model", "vocab_file", "merge_file")
+MAX_SEED = 2**63 - 1
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
@@ -65,8 +67,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_options(args: argparse.Namespace) -> None:
     """ValueError for a sampling option that makes no sense."""
+    if not math.isfinite(args.temperature):
+        raise ValueError(f"--temperature {args.temperature} is not a finite number; 1 draws as the model says")
     if args.temperature < 0:
         raise ValueError(f"--temperature {args.temperature} is negative; 0 takes the likeliest token")
+    if not 0 <= args.seed <= MAX_SEED:
+        raise ValueError(f"--seed {args.seed} is not between 0 and {MAX_SEED}")
     if args.top_k < 0:
         raise ValueError(f"--top-k {args.top_k} is negative; 0 draws from all tokens")
     if not 0 < args.top_p <= 1:
@@ -83,7 +89,16 @@ def check_options(args: argparse.Namespace) -> None:
 
 def prompts_of(args: argparse.Namespace) -> list[str]:
     """All prompts, those of the command line first."""
-    from_file = args.prompt_file.read_text(encoding="utf-8").splitlines() if args.prompt_file else []
+    if args.prompt_file is None:
+        return args.prompt
+    try:
+        from_file = args.prompt_file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompt-file {args.prompt_file} is not UTF-8: byte {error.start}") from None
+    except OSError as error:
+        raise ValueError(f"--prompt-file {args.prompt_file}: {error.strerror}") from None
+    if not args.prompt and not from_file:
+        raise ValueError(f"--prompt-file {args.prompt_file} is empty; an empty line starts a document")
     return [*args.prompt, *from_file]
 
 

@@ -177,7 +177,9 @@ def find_checkpoint(
         )
     if required:
         raise CheckpointNotFound(f"{flag} {load}: the directory holds no checkpoint, and one is required")
-    log(f"NO CHECKPOINT in {flag} {load}: STARTING FROM SCRATCH with newly initialised weights")
+    inner = min((entry for entry in load.iterdir() if (entry / TRACKER).exists()), default=None)
+    hint = f" ({inner} holds one: was that meant?)" if inner else ""
+    log(f"NO CHECKPOINT in {flag} {load}{hint}: STARTING FROM SCRATCH with newly initialised weights")
     return []
 
 

@@ -58,8 +58,8 @@ def take_stored(stored: Mapping[str, Any], given: Mapping[str, Any], with_tokeni
     data = fields_of(DataConfig, stored)
     if "seq_length" in data:
         taken["seq_length"] = data["seq_length"]
-    # A typed tokenizer replaces the stored one as a whole: half of each would be neither.
-    if with_tokenizer and not {"tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"} & given.keys():
+    # A typed kind of tokenizer replaces the stored one as a whole; a typed path is where its files are now.
+    if with_tokenizer and "tokenizer_type" not in given:
         taken.update({name: data[name] for name in TOKENIZER_FIELDS if name in data})
     return {name: value for name, value in taken.items() if name not in given}
 

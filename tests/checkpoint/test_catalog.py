@@ -125,3 +125,14 @@ def test_the_catalog_needs_no_torch(directory):
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(directory)], check=True)
+
+
+def test_a_start_from_scratch_beside_a_checkpoint_names_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("2")
+    lines = []
+    assert find_checkpoint(tmp_path, log=lines.append) == []
+    assert lines == [
+        f"NO CHECKPOINT in --load {tmp_path} ({tmp_path}/run holds one: was that meant?): STARTING FROM SCRATCH with "
+        "newly initialised weights"
+    ]

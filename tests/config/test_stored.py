@@ -71,6 +71,12 @@ def test_the_residual_stream_keeps_its_precision_until_told_otherwise():
     resume(stored, "")  # weights read in fp32: the stream is fp32 with or without
 
 
+def test_a_typed_tokenizer_path_keeps_the_stored_kind(stored):
+    stored["data"] |= {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "old", "vocab_size": None}
+    data = resume(stored, "--tokenizer-model moved").data
+    assert (data.tokenizer_type, data.tokenizer_model) == ("HuggingFaceTokenizer", "moved")
+
+
 def test_the_tokenizer_can_be_left_out(stored):
     with pytest.raises(ConfigError, match="--tokenizer-type is required"):
         resume(stored, "--no-use-tokenizer-model-from-checkpoint-args")
