@@ -18,25 +18,33 @@ from megatron.ops.masked_attention import AttentionDropout, masked_attention
 aten = torch.ops.aten
 
 
-def _widened(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tensors if cpu_multiplies(tensors[0].dtype) else tuple(t.float() for t in tensors)
-
-
 def _like_kernel(x: torch.Tensor) -> torch.Tensor:
     """Empty [B, heads, S, D] laid out as the kernels write it: [B, S, heads, D]."""
     return x.new_empty((x.shape[0], x.shape[2], x.shape[1], x.shape[3])).transpose(1, 2)
 
 
 def _forward_cpu(q, k, v, scale, causal):
-    rounded = None if cpu_multiplies(q.dtype) else _like_kernel(q)  # before the wide operands, which are freed at once
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*_widened(q, k, v), 0.0, causal, scale=scale)
-    return (out if rounded is None else rounded.copy_(out)), lse
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu
+    if cpu_multiplies(q.dtype):
+        return kernel(q, k, v, 0.0, causal, scale=scale)
+    out, lse = _like_kernel(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    for sample in range(len(q)):
+        part = slice(sample, sample + 1)
+        out[part], lse[part] = kernel(*(t[part].float() for t in (q, k, v)), 0.0, causal, scale=scale)
+    return out, lse
 
 
 def _backward_cpu(g, q, k, v, out, lse, scale, causal):
-    wide = _widened(g, q, k, v, out)
-    grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(*wide, lse, 0.0, causal, scale=scale)
-    return tuple(grad.to(q.dtype) for grad in grads)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    if cpu_multiplies(q.dtype):
+        return kernel(g, q, k, v, out, lse, 0.0, causal, scale=scale)
+    grads = tuple(map(_like_kernel, (q, k, v)))
+    for sample in range(len(q)):
+        part = slice(sample, sample + 1)
+        wide = kernel(*(t[part].float() for t in (g, q, k, v, out)), lse[part], 0.0, causal, scale=scale)
+        for grad, wide_grad in zip(grads, wide, strict=True):
+            grad[part] = wide_grad
+    return grads
 
 
 def _forward_gpu(q, k, v, scale, causal):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional as F
 
-from megatron.ops.compute_dtype import matmul_dtype
+from megatron.ops.compute_dtype import matmul_dtype, row_blocks
 
 
 class LinearBackend(Protocol):
@@ -42,23 +42,30 @@ class LocalLinear:
             return F.linear(x, weight, bias)
         # The result before the wide operands: what lives long does not end up between what is freed at once.
         out = x.new_empty((len(x), len(weight)))
-        wide = self.compute_dtype
-        return out.copy_(F.linear(x.to(wide), weight.to(wide), bias if bias is None else bias.to(wide)))
+        wide_weight, wide_bias = weight.to(self.compute_dtype), bias if bias is None else bias.to(self.compute_dtype)
+        for rows in row_blocks(len(x), max(weight.shape)):
+            out[rows] = F.linear(x[rows].to(self.compute_dtype), wide_weight, wide_bias)
+        return out
 
     def dgrad(self, g: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See `LinearBackend.dgrad`."""
-        return self._product(g, weight)
+        if self.compute_dtype == self.dtype:
+            return g @ weight
+        out = g.new_empty((len(g), weight.shape[1]))
+        wide_weight = weight.to(self.compute_dtype)
+        for rows in row_blocks(len(g), max(weight.shape)):
+            out[rows] = g[rows].to(self.compute_dtype) @ wide_weight
+        return out
 
     def wgrad(self, g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """See `LinearBackend.wgrad`."""
-        return self._product(g.t(), x)
-
-    def _product(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self.compute_dtype == self.dtype:
-            return a @ b
-        out = a.new_empty((a.shape[0], b.shape[1]), dtype=self.dtype)
-        product_into_(out, a.to(self.compute_dtype), b.to(self.compute_dtype))
-        return out
+            return g.t() @ x
+        out = g.new_empty((g.shape[1], x.shape[1]))
+        total = torch.zeros_like(out, dtype=self.compute_dtype)
+        for rows in row_blocks(len(g), max(out.shape)):
+            total.addmm_(g[rows].to(self.compute_dtype).t(), x[rows].to(self.compute_dtype))
+        return out.copy_(total)
 
 
 def product_into_(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, accumulate: bool = False) -> None:

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 from megatron.distributed.collectives import all_gather, all_reduce
-from megatron.ops.compute_dtype import matmul_dtype
+from megatron.ops.compute_dtype import matmul_dtype, row_blocks
 from megatron.ops.linear import product_into_
 from megatron.tensor_parallel.column_linear import SplitInput, start_input_gradient
 
 PIECE_BYTES = 4 << 20
 """fp32 logits of one piece: small enough to stay in a CPU's cache."""
-WIDENED_BYTES = 4 << 20
-"""Largest operand of a product that is held in a wider format than it is stored in."""
 
 
 class VocabularyShard(NamedTuple):
@@ -51,8 +49,8 @@ def _blocks(weight: torch.Tensor, valid: int, num_tokens: int) -> Iterator[_Bloc
     if wide == weight.dtype:
         yield from (_Block(columns, weight[columns], [slice(0, num_tokens)]) for columns in _steps(valid, valid))
         return
-    for columns in _steps(valid, WIDENED_BYTES // (4 * weight.shape[1])):
-        tokens = _steps(num_tokens, WIDENED_BYTES // (4 * (columns.stop - columns.start)))
+    for columns in row_blocks(valid, weight.shape[1]):
+        tokens = row_blocks(num_tokens, columns.stop - columns.start)
         yield _Block(columns, weight[columns].to(wide), tokens)
 
 

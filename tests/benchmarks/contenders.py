@@ -48,6 +48,8 @@ class Contender(NamedTuple):
     prepare: Callable[[], None]
     """Import what it needs."""
     build: Callable[[Sizes, str], Step]
+    keeps_fp32_weights: bool = True
+    """Whether updates are added up in fp32; where not, the line is shown and compared apart."""
 
 
 FAMILY_FLAGS = {
@@ -176,7 +178,8 @@ def _transformers(is_pure: bool) -> Contender:
     def build(sizes: Sizes, dtype: str) -> Step:
         return build_transformers(sizes, dtype, is_pure=is_pure)
 
-    return Contender("llama", False, ("bf16",) if is_pure else ("fp32", "bf16"), import_transformers, build)
+    dtypes = ("bf16",) if is_pure else ("fp32", "bf16")
+    return Contender("llama", False, dtypes, import_transformers, build, keeps_fp32_weights=not is_pure)
 
 
 CONTENDERS: dict[str, Contender] = {

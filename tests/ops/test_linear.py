@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from megatron.ops import compute_dtype
 from megatron.ops.linear import LocalLinear, linear, linear_backend, product_into_
 
 CPU = torch.device("cpu")
@@ -21,14 +22,20 @@ def test_gradients():
     assert torch.equal(linear(x, weight, bias, backend), F.linear(x, weight, bias))
 
 
-def test_low_precision_is_rounded_once():
+@pytest.mark.parametrize("rows_of_a_block", [1, 7, 64])
+def test_low_precision_is_rounded_once(rows_of_a_block, monkeypatch):
+    monkeypatch.setattr(compute_dtype, "WIDENED_BYTES", 4 * 256 * rows_of_a_block)
     torch.manual_seed(0)
     x, weight = torch.randn(64, 256).bfloat16(), torch.randn(32, 256).bfloat16()
     backend = LocalLinear(CPU, torch.bfloat16)
     exact = F.linear(x.double(), weight.double())
     # Half a unit in the last place of bf16's 8 bits, plus the fp32 sum's own error.
     assert ((backend.forward(x, weight).double() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-4).all()
-    assert backend.wgrad(x, x).dtype == backend.dgrad(backend.forward(x, weight), weight).dtype == torch.bfloat16
+    g = backend.forward(x, weight)
+    for got, factors in ((backend.wgrad(g, x), (g.t(), x)), (backend.dgrad(g, weight), (g, weight))):
+        exact = factors[0].double() @ factors[1].double()
+        assert got.dtype == torch.bfloat16 and got.shape == exact.shape
+        assert ((got.double() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-3).all()
 
 
 def test_unknown_backend_names_the_flag():

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from megatron.distributed.context import single_process_context
+from megatron.ops import compute_dtype
 from megatron.tensor_parallel import cross_entropy as module
 from megatron.tensor_parallel.cross_entropy import VocabularyShard, linear_cross_entropy
 from megatron.tensor_parallel.layers import split_input
@@ -98,7 +99,7 @@ def test_padding_takes_no_probability():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(dtype, monkeypatch):
-    monkeypatch.setattr(module, "WIDENED_BYTES", 4 * H * 5)  # blocks of five words, products of six tokens
+    monkeypatch.setattr(compute_dtype, "WIDENED_BYTES", 4 * H * 5)  # blocks of five words, products of six tokens
     monkeypatch.setattr(module, "PIECE_BYTES", 4 * 5 * 7)
     how = split_input(single_process_context(params_dtype=dtype))
     x, weight = X.to(dtype).requires_grad_(), WEIGHT.to(dtype).requires_grad_()
