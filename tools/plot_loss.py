@@ -104,10 +104,10 @@ def main() -> int:
         return 1
     try:
         curves = read_curves(args.metrics)
+        draw(curves, args.output, args.title, args.baseline)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    draw(curves, args.output, args.title, args.baseline)
     print(f"{args.output}: {len(curves.train)} training points, {len(curves.valid)} evaluations")
     return 0
 

@@ -25,6 +25,7 @@ def words_of_file(path: str, concerns: Iterable[type]) -> list[str]:
     }
     words: list[str] = []
     problems: list[str] = []
+    seen: set[str] = set()
     for key, value in _entries(_load(path), path):
         name = "--" + str(key).lstrip("-").replace("_", "-")
         name = _spelling(name, switches)
@@ -32,6 +33,10 @@ def words_of_file(path: str, concerns: Iterable[type]) -> list[str]:
         if option is None and name not in known_flags() and name not in RENAMED:
             problems.append(f"{path}: {unknown_flag(str(key), switches)}")
         elif value is not None:
+            field = name if option is None else option.field
+            if field in seen:
+                problems.append(f"{path}: {key} stands twice; keep one")
+            seen.add(field)
             words.extend(_words(name, value, option))
     if problems:
         raise ConfigError(problems)
@@ -51,9 +56,11 @@ def _load(path: str) -> Any:
             text = file.read()
     except OSError as error:
         raise ConfigError([f"--config {path}: {error.strerror or error}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"--config {path}: not UTF-8 at byte {error.start}"]) from None
     if path.endswith(".json"):
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=_each_once)
         except ValueError as error:
             raise ConfigError([f"--config {path}: not JSON: {error}"]) from None
     try:
@@ -61,9 +68,30 @@ def _load(path: str) -> Any:
     except ImportError:
         raise ConfigError([f"--config {path}: reading YAML needs PyYAML; pip install pyyaml, or write JSON"]) from None
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _yaml_loader(yaml))
     except yaml.YAMLError as error:
         raise ConfigError([f"--config {path}: not YAML: {' '.join(str(error).split())}"]) from None
+    except ValueError as error:
+        raise ConfigError([f"--config {path}: {error}"]) from None
+
+
+def _each_once(pairs: list[tuple[Any, Any]]) -> dict:
+    keys = [key for key, _ in pairs]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} stands twice; keep one")
+    return dict(pairs)
+
+
+def _yaml_loader(yaml: Any) -> type:
+    """YAML's safe loader, which would let the last of two equal keys win, made to refuse them."""
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            _each_once([(key.value, None) for key, _ in node.value])
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _entries(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -55,6 +55,8 @@ def batch_fields(text: np.ndarray, rules: MaskRules, extra_tokens: int = 1) -> d
     eod_mask_loss, exactly where the input token is the end of a document; document_ids int32 [b, s] when the
     attention mask is to be reset. Padding is replaced by id 0 so that it can be looked up.
     """
+    if text.size and text.min() < min(rules.pad, 0):
+        raise DataError(f"the data holds token id {text.min()}, which no tokenizer gives: the token file is damaged")
     if rules.num_ids is not None and text.size and text.max() >= rules.num_ids:
         raise DataError(
             f"the data holds token id {text.max()}, but the vocabulary has ids 0 to {rules.num_ids - 1} only; it was"

@@ -29,7 +29,15 @@ def process_of(environment: Mapping[str, str]) -> Process:
             f"{', '.join(given)} set in the environment but not {', '.join(missing)}: start with torchrun, which sets "
             "all three, or unset them for a run of one process"
         )
-    return Process(*(int(environment[name]) for name in names))
+    for name in names:
+        if not environment[name].isdecimal():
+            raise ValueError(f"{name}={environment[name]} in the environment is not a number from 0 up")
+    place = Process(*(int(environment[name]) for name in names))
+    if place.rank >= max(place.world_size, 1):
+        raise ValueError(
+            f"RANK={place.rank} in the environment is not below WORLD_SIZE={place.world_size}: ranks count from 0"
+        )
+    return place
 
 
 def leave(code: int) -> NoReturn:

@@ -52,13 +52,18 @@ def test_a_typed_switch_takes_back_the_file_s(tmp_path):
         ("async_save: true\n", "not yet supported"),
         ("- 3\n", "expected keys and values, found list"),
         ("a: [\n", "not YAML"),
+        ("seed: 1\nseed: 2\n", "seed stands twice"),
+        ("train:\n  seed: 1\n  seed: 2\n", "seed stands twice"),
+        ("seed: 1\ntrain:\n  seed: 2\n", "seed stands twice"),
+        ("swiglu: true\nno-swiglu: true\n", "no-swiglu stands twice"),
+        ("seed: \udcff\n", "not UTF-8 at byte 6"),
         (None, "No such file"),
     ],
 )
 def test_what_is_wrong_with_a_file(tmp_path, text, said):
     file = tmp_path / "run.yaml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as error:
         RunConfig.from_flags(SMALL + f"--config {file}")
     (problem,) = error.value.problems

@@ -1,7 +1,9 @@
 """What document ends and padding do to a sample (FIELD_REPORTS B27, the data side)."""
 
 import numpy as np
+import pytest
 
+from megatron.datasets.indexed import DataError
 from megatron.datasets.masks import MaskRules, batch_fields
 
 EOD = 99
@@ -78,3 +80,10 @@ def test_without_an_extra_token_the_last_label_is_padding():
     assert fields["tokens"][0].tolist() == [4, 5, 6]
     assert fields["labels"][0].tolist() == [5, 6, 0]
     assert fields["loss_mask"][0].tolist() == [1, 1, 0]
+
+
+def test_a_negative_id_is_damage_unless_it_is_padding():
+    text = np.array([[1, 2, -1, 3]])
+    assert batch_fields(text, MaskRules(eod=9, pad=-1))["loss_mask"].tolist() == [[1, 0, 1]]
+    with pytest.raises(DataError, match="token id -3, which no tokenizer gives"):
+        batch_fields(text - 2, MaskRules(eod=9, pad=-1))

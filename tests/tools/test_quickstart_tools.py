@@ -116,6 +116,8 @@ def test_plot_shows_what_the_run_kept(tmp_path):
     result = run_tool("plot_loss", "--metrics", metrics, "--output", picture, "--baseline", "unigram=6.5")
     assert result.returncode == 0, result.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
+    wrong = run_tool("plot_loss", "--metrics", metrics, "--output", tmp_path / "loss.xyz").stderr
+    assert wrong.startswith("error: Format 'xyz' is not supported") and "Traceback" not in wrong
 
 
 def test_plot_names_a_bad_line(tmp_path):

@@ -18,6 +18,13 @@ def test_half_an_environment_is_an_error():
         process_of({"RANK": "0", "WORLD_SIZE": "2"})
 
 
+def test_an_impossible_place_is_an_error():
+    with pytest.raises(ValueError, match="WORLD_SIZE=two in the environment is not a number"):
+        process_of({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "two"})
+    with pytest.raises(ValueError, match="RANK=5 .* is not below WORLD_SIZE=2"):
+        process_of({"RANK": "5", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
+
+
 def test_leaving_keeps_what_was_printed():
     """Written into pipes, so it is still in buffers when the process leaves."""
     code = "import sys; from megatron.training.process import leave; print('o'); print('e', file=sys.stderr); leave(75)"
