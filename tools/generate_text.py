@@ -206,6 +206,8 @@ def generate(
 
 def encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """The prompt's tokens; an empty one starts after an end of document, as documents do in training."""
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError(f"--prompt {prompt!r} is not UTF-8")
     return tokenizer.tokenize(prompt) or [tokenizer.eod]
 
 

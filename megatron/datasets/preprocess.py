@@ -12,6 +12,7 @@ import functools
 import gzip
 import json
 import multiprocessing
+import re
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from megatron.datasets.tokenizer import Tokenizer, TokenizerOptions, build_token
 
 BLOCK_BYTES = 2**19
 BLOCKS_PER_WORKER = 3
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SUFFIXES = (".jsonl", ".json", ".txt")
 
 
@@ -191,6 +193,8 @@ def record_texts(line: bytes, keys: Sequence[str], is_json: bool) -> dict[str, l
         value = record[key] if isinstance(record[key], list) else [record[key]]
         if not all(isinstance(part, str) for part in value):
             raise ValueError(f"key '{key}' is not a text or a list of texts")
+        if b"\\u" in line and any(LONE_SURROGATE.search(part) for part in value):
+            raise ValueError(f"key '{key}' holds half of a character (an escape \\ud800 to \\udfff without its pair)")
         texts[key] = value
     return texts
 

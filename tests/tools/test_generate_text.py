@@ -183,6 +183,12 @@ def test_mistakes_are_one_line(tmp_path, capsys, options, words):
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
+def test_a_prompt_that_is_no_text_is_one_line(tmp_path, capsys):
+    save_model(tmp_path, "gpt2", Mesh())
+    assert main(["--load", str(tmp_path), "--prompt", "a\udcff"]) == 1
+    assert capsys.readouterr().err == "error: --prompt 'a\\udcff' is not UTF-8\n"
+
+
 def test_random_top_p_keeps_the_fewest_that_reach_it():
     rng = random.Random(0)
     for _ in range(20):

@@ -128,6 +128,7 @@ BAD_LINES = {
     b"[1, 2]": "a JSON list, not an object",
     b"null": "a JSON NoneType, not an object",
     b'{"text": "\xff"}': "not UTF-8",
+    b'{"text": "a\\ud83d"}': "key 'text' holds half of a character",
 }
 
 
