@@ -109,12 +109,16 @@ def _open(directory: Path, iteration: int, nbytes: int) -> str:
     free = shutil.disk_usage(directory).free
     if free < HEADROOM * nbytes:
         raise CheckpointError(
-            f"saving iteration {iteration} to {directory} needs {HEADROOM * nbytes / 1e9:.2f} GB free "
-            f"({nbytes / 1e9:.2f} GB to write), the disk has {free / 1e9:.2f} GB"
+            f"saving iteration {iteration} to {directory} needs {_readable(HEADROOM * nbytes)} free "
+            f"({_readable(nbytes)} to write), the disk has {_readable(free)}"
         )
     temporary = directory / f"{step_name(iteration)}.tmp-{secrets.token_hex(4)}"
     temporary.mkdir()
     return str(temporary)
+
+
+def _readable(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
 
 
 def _manifest(

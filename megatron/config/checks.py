@@ -271,6 +271,12 @@ def _rest(config: Any) -> list[str]:
         lines.append(
             "--apply-wd-to-qk-layernorm would be ignored without --qk-layernorm; add that flag or drop this one"
         )
+    data = config.data
+    if (data.valid_data_path or data.test_data_path) and not (data.train_data_path or config.training.skip_train):
+        given = "--valid-data-path" if data.valid_data_path else "--test-data-path"
+        lines.append(
+            f"{given} without --train-data-path: nothing to train on; add it, or --skip-train to evaluate only"
+        )
     if config.logging.log_progress and config.checkpoint.save is None:
         lines.append("--log-progress needs --save, where progress.txt is written; give it or drop --log-progress")
     if config.world_size < 1:

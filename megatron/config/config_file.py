@@ -30,7 +30,9 @@ def words_of_file(path: str, concerns: Iterable[type]) -> list[str]:
         name = "--" + str(key).lstrip("-").replace("_", "-")
         name = _spelling(name, switches)
         option = switches.get(name)
-        if option is None and name not in known_flags() and name not in RENAMED:
+        if option is not None and option.field == "config":
+            problems.append(f"{path}: {key} cannot stand in a file; give one --config on the command line")
+        elif option is None and name not in known_flags() and name not in RENAMED:
             problems.append(f"{path}: {unknown_flag(str(key), switches)}")
         elif value is not None:
             field = name if option is None else option.field

@@ -8,6 +8,8 @@ from megatron.config.flags import flag
 from megatron.config.rules import at_least, raise_if, required, shown
 
 MAX_SEED = 2**32 - 1
+MAX_LENGTH = 2**40
+"""Steps or samples of a run; the order of that many samples would fill eight terabytes."""
 """NumPy's generator, which draws Megatron's data order, takes no larger one."""
 
 
@@ -53,6 +55,9 @@ class TrainingConfig:
             lines.append(
                 f"{shown(self, 'seed')} is above {MAX_SEED}, the largest seed of the data order; use a smaller one"
             )
+        for name in ("train_iters", "train_samples"):
+            if (getattr(self, name) or 0) > MAX_LENGTH:
+                lines.append(f"{shown(self, name)} is above {MAX_LENGTH}, the longest a run can be; use a smaller one")
         if self.train_iters is not None and self.train_samples is not None:
             lines.append(
                 f"--train-iters {self.train_iters} and --train-samples {self.train_samples} both set the length of "

@@ -166,9 +166,9 @@ def build_scheduler(
 ) -> OptParamScheduler:
     """The scheduler of a run of `train_iters` steps of `global_batch_size` samples, or of `train_samples` samples.
 
-    Without a length or a learning rate the run makes no updates (--skip-train) and the scheduler is idle.
+    Without a length (none, or 0) or a learning rate the run makes no updates and the scheduler is idle.
     """
-    if config.lr is None or (train_iters is None and train_samples is None):
+    if config.lr is None or not (train_iters or train_samples):
         idle = WeightDecaySchedule(start=0.0, end=0.0, incr_steps=1)
         return OptParamScheduler(LrSchedule(max_lr=0.0, decay_steps=1, style="constant"), idle, is_idle=True)
     if train_samples is not None:

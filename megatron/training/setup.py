@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from megatron.config.data import DataConfig
 from megatron.config.run import RunConfig
 from megatron.data_parallel.buckets import Buckets, parameters_in_model_order
 from megatron.datasets.build import build_datasets
@@ -165,8 +166,8 @@ def attach_data(run: Run) -> None:
     datasets = dict(zip(SPLITS, build_datasets(config, tokenizer, sizes)))
     for name, dataset in datasets.items():
         if dataset is None or not wanted[name]:
-            if name == "train" and not config.training.skip_train:
-                raise ValueError("there is no training data: --split gives none of it to training")
+            if name == "train" and config.train_iterations and not config.training.skip_train:
+                raise ValueError(f"there is no training data: {_why_untrained(config.data)}")
             run.loaders[name] = None
             continue
         kind = (config.data.dataloader_type or "single") if name == "train" else "single"
@@ -181,6 +182,12 @@ def attach_data(run: Run) -> None:
         )
     counts = ", ".join(f"{name} {wanted[name]}" for name in SPLITS)
     run.reporter.say(f"samples wanted: {counts}; data position: {run.position.consumed_samples} samples consumed")
+
+
+def _why_untrained(data: DataConfig) -> str:
+    if data.per_split_data_args_path is not None:
+        return f'--per-split-data-args-path {data.per_split_data_args_path} names none under "train"'
+    return f"--split {data.split} gives none of it to training; let its first number be above 0"
 
 
 def samples_wanted(config: RunConfig) -> dict[str, int]:

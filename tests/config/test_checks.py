@@ -100,6 +100,10 @@ ONE_LINE = [
     ),
     # batches and lengths
     ("--train-samples 8 --train-iters 2", 1, "both set the length of the run"),
+    ("--train-iters 99999999999999999999", 1, "is above 1099511627776, the longest a run can be"),
+    ("--train-samples 1099511627777", 1, "is above 1099511627776, the longest a run can be"),
+    ("--valid-data-path a", 1, "--valid-data-path without --train-data-path: nothing to train on"),
+    ("--test-data-path a", 1, "--test-data-path without --train-data-path: nothing to train on"),
     ("--train-samples 8 --lr-warmup-iters 2", 1, "use --lr-warmup-samples"),
     ("--train-samples 8 --lr-decay-iters 2", 1, "use --lr-decay-samples"),
     ("--train-iters 8 --lr-decay-samples 2", 1, "use --lr-decay-iters"),
@@ -211,6 +215,7 @@ LEGAL = [
     ("--position-embedding-type rope --no-position-embedding --rotary-percent 0.5", 1),
     ("--data-parallel-sharding-strategy optim --overlap-grad-reduce --overlap-param-gather", 2),
     ("--skip-train", 1),
+    ("--skip-train --valid-data-path a", 1),
     ("--fp16 --fp32-residual-connection", 1),
     ("--fp32-residual-connection --no-fp32-residual-connection", 1),
     ("--init-method-xavier-uniform --embedding-init-method-std 0.1", 1),

@@ -57,6 +57,7 @@ def test_a_typed_switch_takes_back_the_file_s(tmp_path):
         ("seed: 1\ntrain:\n  seed: 2\n", "seed stands twice"),
         ("swiglu: true\nno-swiglu: true\n", "no-swiglu stands twice"),
         ("seed: \udcff\n", "not UTF-8 at byte 6"),
+        ("config: other.yaml\n", "config cannot stand in a file"),
         (None, "No such file"),
     ],
 )

@@ -136,7 +136,7 @@ def test_sample_based_lengths():
     assert fraction.lr.warmup_steps == 10
 
 
-@pytest.mark.parametrize("fields", [{"lr": None}, {"train_iters": None}])
+@pytest.mark.parametrize("fields", [{"lr": None}, {"train_iters": None}, {"train_iters": 0}])
 def test_a_run_without_updates_takes_any_stored_schedule(fields):
     idle = scheduler(**fields)
     assert idle.rates() == ({"": 0.0}, 0.0)

@@ -40,6 +40,19 @@ def test_what_a_user_can_mend_is_one_line(tmp_path, capsys):
     assert len(lines) == 1 and lines[0].startswith("error: ") and f"{tmp_path}/nothing" in lines[0]
 
 
+def test_a_run_of_no_steps_evaluates_and_ends(capsys):
+    assert pretrain(config_of("--train-iters 0 --eval-iters 1 --split 80,10,10"), Process(), build_bigram) == 0
+    text = capsys.readouterr().out
+    assert "test loss at the end of training" in text and "finished (complete) at iteration 0" in text
+
+
+def test_a_split_without_training_data_is_named(capsys):
+    config = config_of("--train-iters 2 --split 0,90,10")
+    assert pretrain(config, Process(), build_bigram) == exit_codes.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--split 0,90,10 gives none of it to training" in line
+
+
 @pytest.mark.parametrize("flag", ["--save", "--tensorboard-dir", "--metrics-file"])
 def test_a_place_that_cannot_be_written_is_named_with_its_flag(flag, tmp_path, capsys):
     (tmp_path / "file").touch()
