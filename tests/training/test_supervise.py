@@ -43,7 +43,7 @@ def test_what_a_user_can_mend_is_one_line(tmp_path, capsys):
 def test_a_run_of_no_steps_evaluates_and_ends(capsys):
     assert pretrain(config_of("--train-iters 0 --eval-iters 1 --split 80,10,10"), Process(), build_bigram) == 0
     text = capsys.readouterr().out
-    assert "test loss at the end of training" in text and "finished (complete) at iteration 0" in text
+    assert "on test set" in text and "finished (complete) at iteration 0" in text
 
 
 def test_a_split_without_training_data_is_named(capsys):
