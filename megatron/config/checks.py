@@ -168,13 +168,19 @@ def _batches(config: Any) -> list[str]:
     parts = f"--micro-batch-size {micro} x data-parallel size {replicas} = {block}"
     if given is not None and given % block:
         return [f"--global-batch-size {given} does not divide by {parts}; use {_near(given, block)}"]
+    lines = []
+    evaluation = (training.eval_micro_batch_size, training.eval_global_batch_size)
+    if evaluation != (None, None) and whole_at_least_one(*(value or 1 for value in evaluation)):
+        lines += _evaluation_batch(config, replicas)
+    if training.step_batch_size_schedule is not None and whole_at_least_one(config.data.seq_length):
+        return lines + _batch_steps(config, block, parts)
     if training.rampup_batch_size is None or min(training.rampup_batch_size) < 1:
-        return []
+        return lines
     start, increment, _ = training.rampup_batch_size
-    size, lines = config.batch_schedule.global_batch_size, []
+    size = config.batch_schedule.global_batch_size
     name = f"--rampup-batch-size {' '.join(map(str, training.rampup_batch_size))}"
     if start > size or (size - start) % increment:
-        return [
+        return lines + [
             f"{name} does not reach --global-batch-size {size} from {start} in steps of {increment}; change one of them"
         ]
     wrong = [str(step) for step in config.batch_schedule.sizes if step % block]
@@ -186,6 +192,33 @@ def _batches(config: Any) -> list[str]:
             f"increment that are multiples of {block}"
         )
     return lines
+
+
+def _evaluation_batch(config: Any, replicas: int) -> list[str]:
+    try:
+        size, micro = config.eval_batch_size, config.eval_micro_batch_size
+    except ValueError:
+        return []  # said by _batch_steps
+    if size % (micro * replicas) == 0:
+        return []
+    name = "--eval-global-batch-size" if config.training.eval_global_batch_size else "evaluation's global batch"
+    return [
+        f"{name} {size} does not divide by --eval-micro-batch-size {micro} x data-parallel size {replicas} = "
+        f"{micro * replicas}; use {_near(size, micro * replicas)}"
+    ]
+
+
+def _batch_steps(config: Any, block: int, parts: str) -> list[str]:
+    name = f"--step-batch-size-schedule {config.training.step_batch_size_schedule!r}"
+    try:
+        sizes = config.batch_schedule.sizes
+    except ValueError as error:
+        return [f"{name}: {error}"]
+    return [
+        f"{name}: a batch of {size} does not divide by {parts}; use {_near(size, block)}"
+        for size in sizes
+        if size % block
+    ]
 
 
 def _lengths(config: Any) -> list[str]:
@@ -202,6 +235,11 @@ def _lengths(config: Any) -> list[str]:
                 f"--rampup-batch-size {' '.join(map(str, training.rampup_batch_size))} needs --train-samples instead "
                 f"of {length}: "
                 "with a growing batch steps do not say how much is trained on"
+            )
+        if training.step_batch_size_schedule is not None:
+            lines.append(
+                f"--step-batch-size-schedule {training.step_batch_size_schedule!r} needs --train-samples instead of "
+                f"{length}: with a growing batch steps do not say how much is trained on"
             )
     for field, default in strangers.items():
         if getattr(optimizer, field) != default:

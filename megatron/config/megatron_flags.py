@@ -53,6 +53,7 @@ DIFFERENCES: dict[str, str] = {
     "dataloader_type": "external is not supported.",
     "exit_signal_handler": "SIGTERM and SIGINT are handled without it; it adds --exit-signal.",
     "num_query_groups": "Refused without --group-query-attention, where Megatron ignores it.",
+    "step_batch_size_schedule": "Needs --train-samples.",
     "rampup_batch_size": "Works; Megatron accepts it and trains with the whole batch from the start.",
     "bias_gelu_fusion": "Only says which GELU: exact with the flag, else the tanh form where there are biases.",
     "activation_func_clamp_value": "Works with every gated MLP; Megatron's fused dense SwiGLU does not apply it.",
@@ -81,7 +82,7 @@ NO_EFFECT: dict[str, str] = {
     "attention scores are always scaled and normalised in fp32": """
         --attention-softmax-in-fp32 --apply-query-key-layer-scaling
     """,
-    "gradients are always accumulated and reduced in fp32": """
+    "gradients are accumulated and reduced in fp32, unless --grad-reduce-in-bf16 asks otherwise": """
         --accumulate-allreduce-grads-in-fp32 --ddp-reduce-scatter-with-fp32-accumulation
         --ddp-param-name-patterns-for-fp32-local-accumulation=*
     """,
@@ -93,6 +94,9 @@ NO_EFFECT: dict[str, str] = {
     """,
     "random numbers come from counters, not from tracked generator states": """
         --te-rng-tracker --inference-rng-tracker
+    """,
+    "it switches on checks inside NVIDIA's layers, which are not used": """
+        --test-mode
     """,
     "masks are never built by the loader": """
         --no-create-attention-mask-in-dataloader

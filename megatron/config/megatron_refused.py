@@ -64,9 +64,6 @@ REFUSED: dict[str, str] = {
         --megatron-fsdp-max-pool-double-buffer --fsdp-db-use-persist-buf-on-alloc-fail
         --outer-dp-sharding-strategy=no_shard --enable-full-sharding-in-hsdp --num-distributed-optimizer-instances=1
     """,
-    "reducing gradients in low precision is not yet supported; drop it, they are reduced in fp32": """
-        --grad-reduce-in-bf16
-    """,
     "optimizer states and master weights are fp32; other formats are not yet supported": """
         --use-precision-aware-optimizer --main-grads-dtype=fp32 --main-params-dtype=fp32 --exp-avg-dtype=fp32
         --exp-avg-sq-dtype=fp32
@@ -77,9 +74,6 @@ REFUSED: dict[str, str] = {
         --cpu-offloading-retain-pinned-cpu-buffers --fine-grained-activation-offloading
         --fine-grained-offloading-max-inflight-offloads= --offload-modules=* --min-offloaded-tensor-size=
         --delay-offload-until-cuda-graph --delta-offload-bytes-across-pp-ranks= --activation-offload-fraction=1|1.0
-    """,
-    "the bucket is set by its size; use --ddp-bucket-size": """
-        --ddp-num-buckets=
     """,
     "this overlap is not yet supported; use --overlap-grad-reduce and --overlap-param-gather": """
         --overlap-param-gather-with-optimizer-step --defer-embedding-wgrad-compute --wgrad-deferral-limit=0
@@ -116,12 +110,11 @@ REFUSED: dict[str, str] = {
         --log-straggler --log-energy --log-device-memory-used --log-max-attention-logit
         --otel-enabled --otel-service-name= --otel-span-groups= --run-workload-inspector-server
     """,
-    "batch sizes by steps of tokens are not yet supported; use --rampup-batch-size with --train-samples": """
-        --step-batch-size-schedule= --decrease-batch-size-if-needed
+    "the global batch is as given or the run does not start; give one that the processes divide": """
+        --decrease-batch-size-if-needed
     """,
-    "evaluation uses one validation set and the batch sizes of training; other ways are not yet supported": """
-        --test-mode --eval-global-batch-size= --start-eval-at-iter= --eval-micro-batch-size= --full-validation
-        --multiple-validation-sets --validation-set-names=*
+    "an evaluation is --eval-iters batches of one validation set; other ways are not yet supported": """
+        --full-validation --multiple-validation-sets --validation-set-names=*
     """,
     "rerunning steps, checks for spikes and skipping chosen steps are not yet supported": """
         --rerun-mode=disabled --error-injection-rate=0 --error-injection-type= --check-for-large-grads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
-from megatron.config.rules import at_least, raise_if, shown
+from megatron.config.rules import at_least, at_most_one, raise_if, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,8 @@ class ParallelConfig:
     ddp_bucket_size: int | None = flag(None)
     """Elements of one gradient bucket. None: max(40,000,000, 1,000,000 x data-parallel size) with overlapped
     reduction, else one bucket."""
+    ddp_num_buckets: int | None = flag(None)
+    """Cut the gradients of a rank into about so many buckets. None: by --ddp-bucket-size."""
     distributed_backend: str | None = flag(None, choices=("nccl", "gloo"))
     """Communication library. None: nccl where every process has a GPU, else gloo."""
     distributed_timeout_minutes: int = flag(10)
@@ -98,11 +100,13 @@ class ParallelConfig:
             "num_virtual_stages_per_pipeline_rank",
             "microbatch_group_size_per_virtual_pipeline_stage",
             "ddp_bucket_size",
+            "ddp_num_buckets",
             "distributed_timeout_minutes",
         )
         for name, what in (("context_parallel_size", "context"), ("expert_model_parallel_size", "expert")):
             if getattr(self, name) > 1:
                 lines.append(f"{shown(self, name)}: {what} parallelism is not yet supported; use 1")
+        lines += at_most_one(self, "both set how large a bucket is", "ddp_bucket_size", "ddp_num_buckets")
         strategy = self.data_parallel_sharding_strategy
         if strategy in ("optim_grads", "optim_grads_params"):
             lines.append(

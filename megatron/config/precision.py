@@ -14,6 +14,9 @@ class PrecisionConfig:
     """Weights and activations in bfloat16; master weights and gradients in fp32."""
     fp16: bool = flag(False)
     """Weights and activations in float16 with a loss scale; master weights and gradients in fp32."""
+    grad_reduce_in_bf16: bool = flag(False)
+    """Sum gradients over microbatches and ranks in bfloat16 instead of fp32: half the memory and traffic, less exact.
+    Only with --bf16."""
     loss_scale: float | None = flag(None)
     """Fixed loss scale for fp16, a power of two. None: dynamic."""
     initial_loss_scale: float = flag(2.0**32)
@@ -34,6 +37,8 @@ class PrecisionConfig:
         lines += at_least(self, 1, "loss_scale_window", "hysteresis")
         if self.fp16 and self.bf16:
             lines.append("--fp16 and --bf16 contradict each other; keep one")
+        if self.grad_reduce_in_bf16 and not self.bf16:
+            lines.append("--grad-reduce-in-bf16 needs --bf16; add it or drop this one")
         if self.loss_scale is not None and not self.fp16:
             lines.append(f"{shown(self, 'loss_scale')} would be ignored without --fp16; add --fp16 or drop it")
         if self.min_loss_scale > self.initial_loss_scale:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from megatron.config import checks
-from megatron.config.batch_schedule import BatchSchedule
+from megatron.config.batch_schedule import BatchSchedule, batch_steps
 from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.command_line import help_page, read_words
 from megatron.config.config_file import words_of_file
@@ -154,9 +154,10 @@ class RunConfig:
         """no_shard or optim."""
         return self.parallel.sharding
 
-    @property
-    def ddp_bucket_elements(self) -> int | None:
-        """Elements of a gradient bucket; None: one bucket for everything."""
+    def ddp_bucket_elements(self, num_parameters: int) -> int | None:
+        """Elements of a gradient bucket on a rank that holds so many parameters; None: one bucket for everything."""
+        if self.parallel.ddp_num_buckets is not None:
+            return -(-num_parameters // self.parallel.ddp_num_buckets)
         if self.parallel.ddp_bucket_size is not None:
             return self.parallel.ddp_bucket_size
         return max(40_000_000, 1_000_000 * self.data_parallel_size) if self.parallel.overlap_grad_reduce else None
@@ -179,10 +180,23 @@ class RunConfig:
     def batch_schedule(self) -> BatchSchedule:
         """Global batch size over the run."""
         size = self.training.global_batch_size or self.training.micro_batch_size * self.data_parallel_size
+        if self.training.step_batch_size_schedule is not None:
+            steps = batch_steps(self.training.step_batch_size_schedule, self.data.seq_length)
+            return BatchSchedule(global_batch_size=steps[-1][1], steps=steps)
         if self.training.rampup_batch_size is None:
             return BatchSchedule(global_batch_size=size)
         start, increment, samples = self.training.rampup_batch_size
         return BatchSchedule(global_batch_size=size, start=start, increment=increment, ramp_samples=samples)
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Global batch of an evaluation."""
+        return self.training.eval_global_batch_size or self.batch_schedule.global_batch_size
+
+    @property
+    def eval_micro_batch_size(self) -> int:
+        """Microbatch of an evaluation."""
+        return self.training.eval_micro_batch_size or self.training.micro_batch_size
 
     def batch_size_at(self, consumed_samples: int) -> int:
         """Global batch of the step that starts after `consumed_samples`."""

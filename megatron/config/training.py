@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron.config.flags import flag
-from megatron.config.rules import at_least, raise_if, required, shown
+from megatron.config.rules import at_least, at_most_one, raise_if, required, shown
 
 MAX_SEED = 2**32 - 1
+"""NumPy's generator, which draws Megatron's data order, takes no larger one."""
 MAX_LENGTH = 2**40
 """Steps or samples of a run; the order of that many samples would fill eight terabytes."""
-"""NumPy's generator, which draws Megatron's data order, takes no larger one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,8 @@ class TrainingConfig:
     """Sequences of one optimizer step, over all replicas. None: micro batch x data-parallel size."""
     rampup_batch_size: tuple[int, ...] | None = flag(None, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
     """Start with a batch of START, grow by INCREMENT up to the global batch, evenly over the first SAMPLES samples."""
+    step_batch_size_schedule: str | None = flag(None)
+    """Batches by tokens trained on, "0:768 250B:1536": from so many tokens on (K, M, B, T) this global batch."""
     train_iters: int | None = flag(None)
     """Optimizer steps of the whole run. Exactly one of --train-iters and --train-samples."""
     train_samples: int | None = flag(None)
@@ -32,6 +34,12 @@ class TrainingConfig:
     """Steps between evaluations on the validation set. None: no evaluation while training."""
     eval_iters: int = flag(100)
     """Global batches of one evaluation. 0: no evaluation at all."""
+    eval_global_batch_size: int | None = flag(None)
+    """Sequences of one global batch of an evaluation. None: the global batch of training (its last, if it grows)."""
+    eval_micro_batch_size: int | None = flag(None)
+    """Sequences that one process handles in one forward pass of an evaluation. None: --micro-batch-size."""
+    start_eval_at_iter: int | None = flag(None)
+    """First step after which an evaluation may come. None: from the start."""
     skip_train: bool = flag(False)
     """Do not train; only evaluate the loaded checkpoint."""
     seed: int = flag(1234)
@@ -50,7 +58,21 @@ class TrainingConfig:
         """What is wrong with this concern by itself, a line each."""
         lines = required(self, "micro_batch_size")
         lines += at_least(self, 1, "micro_batch_size", "global_batch_size", "train_samples", "eval_interval", "seed")
-        lines += at_least(self, 0, "train_iters", "eval_iters")
+        lines += at_least(self, 1, "eval_global_batch_size", "eval_micro_batch_size")
+        lines += at_least(self, 0, "train_iters", "eval_iters", "start_eval_at_iter")
+        if self.start_eval_at_iter is not None and self.eval_interval is None:
+            lines.append(
+                f"{shown(self, 'start_eval_at_iter')} would be ignored without --eval-interval; add it or drop this one"
+            )
+        lines += at_most_one(
+            self,
+            "each sets the global batch of every step",
+            "step_batch_size_schedule",
+            "rampup_batch_size",
+        )
+        lines += at_most_one(
+            self, "each sets the global batch of every step", "step_batch_size_schedule", "global_batch_size"
+        )
         if self.seed > MAX_SEED:
             lines.append(
                 f"{shown(self, 'seed')} is above {MAX_SEED}, the largest seed of the data order; use a smaller one"

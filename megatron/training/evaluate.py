@@ -39,7 +39,7 @@ def evaluation_block(iteration: int, eval_interval: int | None, is_final: bool) 
 def evaluate(run: Run, split: str, *, is_final: bool, stop: StopRequest) -> Evaluation | None:
     """Evaluate on `split`, all ranks together; None when all ranks agreed to stop for a signal meanwhile."""
     config, ctx, iteration = run.config, run.ctx, run.position.iteration
-    loader, batch_size = run.loaders[split], config.batch_schedule.global_batch_size
+    loader, batch_size = run.loaders[split], config.eval_batch_size
     block = evaluation_block(iteration, config.training.eval_interval, is_final) if split == "valid" else 0
     loader.consumed_samples = block * config.training.eval_iters * batch_size
     label = "evaluating" if split == "valid" else "testing"

@@ -92,7 +92,11 @@ class Loop:
                 self._flush()
             if self._is_due(config.logging.log_memory_interval):
                 self._log_memory()
-            wants_evaluation = self._is_due(config.training.eval_interval) and run.loaders["valid"] is not None
+            wants_evaluation = (
+                self._is_due(config.training.eval_interval)
+                and iteration >= (config.training.start_eval_at_iter or 0)
+                and run.loaders["valid"] is not None
+            )
             if self._reason is None and wants_evaluation and not self._evaluate("valid", is_final=False):
                 self._reason = "signal"
             if self._is_due(config.checkpoint.save_interval):

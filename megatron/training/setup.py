@@ -117,13 +117,15 @@ def build_run(
     vocab_size = token_rows(tokenizer, config.vocab_room(tokenizer.vocab_size))
     stages = build_stages(config, ctx, vocab_size)
     parallel = config.parallel
+    params = parameters_in_model_order(stages)
     buckets = Buckets(
-        parameters_in_model_order(stages),
+        params,
         ctx,
         sharding=config.data_parallel_sharding,
+        grad_dtype=torch.bfloat16 if config.precision.grad_reduce_in_bf16 else torch.float32,
         overlap_grad_reduce=parallel.overlap_grad_reduce,
         overlap_param_gather=parallel.overlap_param_gather,
-        bucket_numel=config.ddp_bucket_elements,
+        bucket_numel=config.ddp_bucket_elements(sum(param.numel() for param in set(params))),
     )
     if parallel.overlap_param_gather:
         buckets.attach_forward_waits(stages)
@@ -174,7 +176,7 @@ def attach_data(run: Run) -> None:
         run.loaders[name] = SampleLoader(
             dataset,
             order_of(dataset, kind, name, wraps=name != "train"),
-            micro_batch_size=config.training.micro_batch_size,
+            micro_batch_size=config.training.micro_batch_size if name == "train" else config.eval_micro_batch_size,
             dp_rank=ctx.coords.dp,
             dp_size=ctx.mesh.dp,
             consumed_samples=run.position.consumed_samples if name == "train" else 0,
@@ -192,8 +194,8 @@ def _why_untrained(data: DataConfig) -> str:
 
 def samples_wanted(config: RunConfig) -> dict[str, int]:
     """Samples of each split, as Megatron asks for them."""
-    training, batch_size = config.training, config.batch_schedule.global_batch_size
-    block = training.eval_iters * batch_size
+    training = config.training
+    block = training.eval_iters * config.eval_batch_size
     evaluations = config.train_iterations // training.eval_interval + 1 if training.eval_interval else 1
     train = training.train_samples if training.train_samples is not None else config.train_samples_total
     return {"train": 0 if training.skip_train else train, "valid": evaluations * block, "test": block}

@@ -118,9 +118,13 @@ def test_sequence_parallelism_on_one_rank_is_off_and_said_so():
 
 
 def test_bucket_size():
-    assert RunConfig.from_flags(SMALL).ddp_bucket_elements is None
-    assert RunConfig.from_flags(SMALL + "--overlap-grad-reduce").ddp_bucket_elements == 40_000_000
-    assert RunConfig.from_flags(SMALL + "--ddp-bucket-size 7").ddp_bucket_elements == 7
+    def elements(flags: str) -> int | None:
+        return RunConfig.from_flags(SMALL + flags).ddp_bucket_elements(100)
+
+    assert elements("") is None
+    assert elements("--overlap-grad-reduce") == 40_000_000
+    assert elements("--ddp-bucket-size 7") == 7
+    assert elements("--overlap-grad-reduce --ddp-num-buckets 3") == 34
 
 
 def test_lengths_in_samples():
@@ -129,6 +133,23 @@ def test_lengths_in_samples():
     )
     # 2, 2, 2, 2 | 4, 4 | 6, 6 | then 8 at a time: 28 samples in 8 steps, 9 steps more, 3 samples left.
     assert (config.train_iterations, config.train_samples_total) == (17, 100)
+
+
+def test_batches_by_tokens():
+    flags = "--seq-length 32 --train-samples 100 --step-batch-size-schedule '0:4 0.32K:8 0.96k:16'"
+    config = RunConfig.from_flags(SMALL + flags)
+    # 3 steps of 4 pass 10 samples, then 3 of 8 pass 30, then 4 of 16: 36 + 64 = 100.
+    assert (config.train_iterations, config.train_samples_total) == (10, 100)
+    assert [config.batch_size_at(samples) for samples in (0, 9, 10, 29, 30, 10**9)] == [4, 4, 8, 8, 16, 16]
+    assert config.eval_batch_size == 16
+
+
+def test_evaluations_may_have_batches_of_their_own():
+    flags = "--micro-batch-size 2 --global-batch-size 8 --eval-global-batch-size 6 --eval-micro-batch-size 3"
+    config = RunConfig.from_flags(SMALL + flags, 2)
+    assert (config.eval_batch_size, config.eval_micro_batch_size) == (6, 3)
+    config = RunConfig.from_flags(SMALL + "--micro-batch-size 2 --global-batch-size 8", 2)
+    assert (config.eval_batch_size, config.eval_micro_batch_size) == (8, 2)
 
 
 def test_origins_are_described():

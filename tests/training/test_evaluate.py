@@ -24,6 +24,22 @@ def test_samples_asked_for_are_megatrons_and_cover_every_block():
     assert samples_wanted(config) == {"train": 24, "valid": 4 * 2 * 4, "test": 2 * 4}
 
 
+def test_batches_of_an_evaluation_may_be_its_own():
+    one = run_one(f"{EVAL} --eval-global-batch-size 4 --eval-micro-batch-size 4").outcome.evaluations
+    assert all(e.tokens == 2 * 4 * 32 for e in one)
+    two = run_all(f"{EVAL} --eval-global-batch-size 4 --eval-micro-batch-size 2", world=2)[0].outcome.evaluations
+    assert [e.loss for e in two] == pytest.approx([e.loss for e in one], rel=1e-6)  # replicas' gradients add up
+    # Half as many batches of the usual size are the same samples.
+    usual = run_one("--train-iters 6 --eval-interval 2 --eval-iters 1").outcome.evaluations
+    assert [e.loss for e in usual] == pytest.approx([e.loss for e in one], rel=1e-6)
+
+
+def test_evaluations_start_where_asked():
+    late = run_one(f"{EVAL} --start-eval-at-iter 4").outcome.evaluations
+    whole = run_one(EVAL).outcome.evaluations
+    assert late == whole[1:]
+
+
 def test_a_resumed_run_evaluates_on_the_same_samples(tmp_path):
     whole = run_one(EVAL).outcome.evaluations
     first = run_one(f"{EVAL} --save {tmp_path} --save-interval 3 --exit-interval 3").outcome.evaluations

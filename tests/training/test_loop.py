@@ -55,6 +55,29 @@ def test_batch_grows_and_samples_are_counted():
     assert consumed == [sum(sizes[: n + 1]) for n in range(len(sizes))] and 60 - 8 < consumed[-1] <= 60
 
 
+def test_batch_goes_by_steps_of_tokens_and_resumes_between_them(tmp_path):
+    # Samples of 32 tokens: 2 at a time up to 8 samples, 4 up to 24, then 8.
+    flags = "--global-batch-size None --train-samples 60 --step-batch-size-schedule '0:2 256:4 0.768K:8'"
+    whole = run_one(flags)
+    sizes = [record.batch_size for record in whole.records]
+    assert sizes == [2] * 4 + [4] * 4 + [8] * 4
+    run_one(f"{flags} --save {tmp_path} --save-interval 6 --exit-interval 6")
+    rest = run_all(f"{flags} --load {tmp_path} --pipeline-model-parallel-size 2", world=2)[0]
+    assert [record.batch_size for record in rest.records] == sizes[6:]
+    assert rest.losses == whole.losses[6:]
+
+
+@pytest.mark.parametrize("flags", ["", "--use-distributed-optimizer --overlap-grad-reduce --ddp-num-buckets 2"])
+def test_gradients_summed_in_bf16_train_alike(flags):
+    """A gradient is rounded to 8 bits once for each microbatch and replica: 2^-8 of it, far below what a step moves."""
+    exact = run_one("--train-iters 6 --bf16")
+    rounded = run_all(f"--train-iters 6 --bf16 --grad-reduce-in-bf16 {flags}", world=2)[0]
+    assert rounded.losses[0] == pytest.approx(exact.losses[0], rel=1e-6)
+    assert rounded.losses == pytest.approx(exact.losses, rel=5e-3)
+    assert rounded.norms == pytest.approx(exact.norms, rel=2e-2)
+    assert rounded.norms != exact.norms
+
+
 def metrics(path, event):
     return [entry for entry in map(json.loads, path.read_text().splitlines()) if entry["event"] == event]
 
