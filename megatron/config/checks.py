@@ -317,6 +317,12 @@ def _rest(config: Any) -> list[str]:
         )
     if config.logging.log_progress and config.checkpoint.save is None:
         lines.append("--log-progress needs --save, where progress.txt is written; give it or drop --log-progress")
+    strangers = [rank for rank in config.logging.profile_ranks if not 0 <= rank < config.world_size]
+    if strangers and config.world_size >= 1:
+        lines.append(
+            f"--profile-ranks {' '.join(map(str, config.logging.profile_ranks))}: no rank {strangers[0]} among "
+            f"{config.world_size} processes; use 0 to {config.world_size - 1}"
+        )
     if config.world_size < 1:
         lines.append(f"the run has {config.world_size} processes; it needs at least 1")
     return lines

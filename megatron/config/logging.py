@@ -56,6 +56,21 @@ class LoggingConfig:
     """File that gets one JSON object for each log line and evaluation. None: metrics.jsonl in --save, or no file."""
     progress_bar: str = flag("auto", choices=("auto", "on", "off"), own=True)
     """Progress bar with the time left; auto: when standard error is a terminal."""
+    profile: bool = flag(False)
+    """Record the steps after --profile-step-start up to --profile-step-end, for Nsight Systems (on a GPU) or, with
+    --use-pytorch-profiler, into a trace file in --tensorboard-dir."""
+    profile_step_start: int = flag(10)
+    """Steps done when recording starts."""
+    profile_step_end: int = flag(12)
+    """Last step that is recorded."""
+    profile_ranks: tuple[int, ...] = flag((), nargs="+")
+    """Ranks that record. None given: rank 0."""
+    use_pytorch_profiler: bool = flag(False)
+    """Record with torch's profiler; its file is read by TensorBoard, Perfetto and chrome://tracing."""
+    pytorch_profiler_collect_shapes: bool = flag(False)
+    """Record tensor shapes as well."""
+    pytorch_profiler_collect_callstack: bool = flag(False)
+    """Record Python stacks as well."""
     peak_tflops: float | None = flag(None, own=True)
     """Peak TFLOP/s of one rank, the denominator of MFU. None: from a table of GPUs; on a CPU measured once."""
     logging_level: int | None = flag(None)
@@ -70,11 +85,35 @@ class LoggingConfig:
         lines += at_least(self, 1, "log_memory_interval")
         lines += at_least(self, 0, "logging_level")
         lines += above_zero(self, "peak_tflops")
+        lines += at_least(self, 0, "profile_step_start", "profile_step_end") + self._profile_problems()
         if self.wandb_project is not None and not self.wandb_exp_name:
             lines.append(f"--wandb-project {self.wandb_project} needs --wandb-exp-name, the name of the run; give it")
         if self.wandb_project is None:
             lines += [
                 f"{shown(self, name)} would be ignored without --wandb-project; add that flag or drop it"
                 for name in changed(self, "wandb_exp_name", "wandb_entity", "wandb_save_dir")
+            ]
+        return lines
+
+    def _profile_problems(self) -> list[str]:
+        if not self.profile:
+            fields = ("profile_step_start", "profile_step_end", "profile_ranks", "use_pytorch_profiler")
+            collected = ("pytorch_profiler_collect_shapes", "pytorch_profiler_collect_callstack")
+            return [
+                f"{shown(self, name)} would be ignored without --profile; add that flag or drop it"
+                for name in changed(self, *fields, *collected)
+            ]
+        lines = []
+        if self.profile_step_end <= self.profile_step_start:
+            lines.append(
+                f"{shown(self, 'profile_step_end')} is not after {shown(self, 'profile_step_start')}: no step would be "
+                "recorded; raise it"
+            )
+        if self.use_pytorch_profiler and self.tensorboard_dir is None:
+            lines.append("--use-pytorch-profiler writes into --tensorboard-dir; give it")
+        if not self.use_pytorch_profiler:
+            lines += [
+                f"{shown(self, name)} would be ignored without --use-pytorch-profiler; add that flag or drop it"
+                for name in changed(self, "pytorch_profiler_collect_shapes", "pytorch_profiler_collect_callstack")
             ]
         return lines

@@ -101,10 +101,8 @@ REFUSED: dict[str, str] = {
         --save-params-interval= --save-activations-interval= --save-wgrads-interval= --save-dgrads-interval=
         --dump-param-to-param-group-map= --config-logger-dir=
     """,
-    "profiling is not yet supported": """
-        --profile --profile-step-start= --profile-step-end= --profile-ranks=* --record-memory-history
-        --use-pytorch-profiler --pytorch-profiler-collect-shapes --pytorch-profiler-collect-callstack
-        --pytorch-profiler-collect-chakra --memory-snapshot-path= --record-shapes --nvtx-ranges
+    "this way of profiling is not yet supported; use --profile, with --use-pytorch-profiler for a trace file": """
+        --record-memory-history --memory-snapshot-path= --pytorch-profiler-collect-chakra --record-shapes --nvtx-ranges
     """,
     "this log is not yet supported": """
         --log-straggler --log-energy --log-device-memory-used --log-max-attention-logit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -72,6 +73,24 @@ def memory_bytes(device: torch.device) -> dict[str, int]:
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return {"reserved": now, "allocated": now, "max-allocated": peak, "allocated-count": 0}
+
+
+def has_kernels_of_its_own(device: torch.device) -> bool:
+    """Whether work on `device` is kernels that a profiler records apart from the host's."""
+    return device.type == "cuda"
+
+
+def mark_for_nsight() -> Callable[[int], None]:
+    """Start the range that `nsys profile --capture-range=cudaProfilerApi` records, operators named; returns its end."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStart())
+    ranges = torch.autograd.profiler.emit_nvtx()
+    ranges.__enter__()
+
+    def stop(_last: int) -> None:
+        ranges.__exit__(None, None, None)
+        torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStop())
+
+    return stop
 
 
 def read_lag(device: torch.device) -> int:

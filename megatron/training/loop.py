@@ -86,8 +86,10 @@ class Loop:
         if run.any_rank(self.stop.is_set):
             return "signal"
         while run.position.iteration < config.train_iterations:
+            run.profiler.before_step(run.position.iteration)
             self._step()
             iteration = run.position.iteration
+            run.profiler.after_step(iteration)
             if iteration % config.logging.log_interval == 0:
                 self._flush()
             if self._is_due(config.logging.log_memory_interval):

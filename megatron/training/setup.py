@@ -29,6 +29,7 @@ from megatron.schedules.generators import build_schedule
 from megatron.schedules.ops import Schedule
 from megatron.training.metrics import StepRows
 from megatron.training.peak import Peak, device_peak
+from megatron.training.profile import StepProfiler
 from megatron.training.report import Reporter
 from megatron.training.timers import Timers
 
@@ -74,6 +75,7 @@ class Run:
     scheduler: OptParamScheduler
     peak: Peak
     timers: Timers
+    profiler: StepProfiler
     position: Position = field(default_factory=Position)
     loaders: dict[str, SampleLoader | None] = field(default_factory=lambda: dict.fromkeys(SPLITS))
     rows: StepRows = field(default_factory=StepRows)
@@ -103,6 +105,7 @@ class Run:
 
     def close(self) -> None:
         """End the threads and close the files that the run opened."""
+        self.profiler.close(self.position.iteration)
         for loader in self.loaders.values():
             if loader is not None:
                 loader.close()
@@ -113,6 +116,7 @@ def build_run(
     config: RunConfig, ctx: ParallelContext, build_stages: BuildStages, ledger: Ledger, reporter: Reporter
 ) -> Run:
     """Model, optimizer and schedules, freshly initialised, without data and without a checkpoint."""
+    profiler = StepProfiler(config.logging, ctx, say=print)
     tokenizer = build_tokenizer(TokenizerOptions.of(config.data))
     vocab_size = token_rows(tokenizer, config.vocab_room(tokenizer.vocab_size))
     stages = build_stages(config, ctx, vocab_size)
@@ -150,6 +154,7 @@ def build_run(
         ),
         peak=_agreed_peak(config, ctx),
         timers=Timers(config.logging.timing_log_level),
+        profiler=profiler,
     )
     reporter.say(_describe(run))
     return run
