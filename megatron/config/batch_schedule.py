@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
-_STEP = re.compile(r"(\d+(?:\.\d+)?)([KMBT]?):(\d+)", re.IGNORECASE)
+_NUMBER = r"(\d+\.?\d*|\.\d+)(?:E(\d+))?([KMBT]?)"
+_STEP = re.compile(f"{_NUMBER}:{_NUMBER}", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -73,21 +75,26 @@ class BatchSchedule:
 def batch_steps(text: str, seq_length: int) -> tuple[tuple[int, int], ...]:
     """Megatron's "0:768 250B:1536" (from so many tokens on: this batch) as `BatchSchedule.steps`; ValueError.
 
-    A threshold is a count of tokens with K, M, B or T for 10^3 to 10^12, and counts whole samples of `seq_length`.
+    Steps are separated by spaces or commas and may come in any order; K, M, B, T stand for 10^3 to 10^12. A threshold
+    counts whole samples of `seq_length` tokens.
     """
-    tokens, sizes = [], []
-    for word in text.split():
+    steps = []
+    for word in text.replace(",", " ").split():
         match = _STEP.fullmatch(word)
         if match is None:
             raise ValueError(f"{word!r} is not TOKENS:BATCH, as in 250B:1536")
-        number, unit, size = match.groups()
-        tokens.append(int(float(number) * _UNITS[unit.upper()]))
-        sizes.append(int(size))
-    samples = [count // seq_length for count in tokens]
-    if not tokens or tokens[0] != 0:
+        parts = match.groups()
+        steps.append((_count(*parts[:3]), _count(*parts[3:])))
+    steps.sort()
+    samples = [tokens // seq_length for tokens, _ in steps]
+    if not steps or steps[0][0] != 0:
         raise ValueError("the first step must start at 0 tokens")
     if any(later <= earlier for earlier, later in zip(samples, samples[1:])):
         raise ValueError("the steps must rise, each by at least one sample")
-    if min(sizes) < 1:
+    if any(size < 1 for _, size in steps):
         raise ValueError("a batch must be at least 1")
-    return tuple(zip(samples, sizes))
+    return tuple((count, size) for count, (_, size) in zip(samples, steps))
+
+
+def _count(digits: str, power: str | None, unit: str) -> int:
+    return int(Decimal(digits) * 10 ** int(power or 0) * _UNITS[unit.upper()])

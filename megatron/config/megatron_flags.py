@@ -54,7 +54,7 @@ DIFFERENCES: dict[str, str] = {
     "exit_signal_handler": "SIGTERM and SIGINT are handled without it; it adds --exit-signal.",
     "num_query_groups": "Refused without --group-query-attention, where Megatron ignores it.",
     "profile_ranks": "None given: rank 0, where Megatron profiles no rank.",
-    "step_batch_size_schedule": "Needs --train-samples.",
+    "step_batch_size_schedule": "Needs --train-samples, and processes that divide every batch of it.",
     "rampup_batch_size": "Works; Megatron accepts it and trains with the whole batch from the start.",
     "bias_gelu_fusion": "Only says which GELU: exact with the flag, else the tanh form where there are biases.",
     "activation_func_clamp_value": "Works with every gated MLP; Megatron's fused dense SwiGLU does not apply it.",
@@ -96,7 +96,7 @@ NO_EFFECT: dict[str, str] = {
     "random numbers come from counters, not from tracked generator states": """
         --te-rng-tracker --inference-rng-tracker
     """,
-    "it switches on checks inside NVIDIA's layers, which are not used": """
+    "there are no checks that only run when asked for": """
         --test-mode
     """,
     "masks are never built by the loader": """

@@ -54,6 +54,11 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         raise_if(self.problems())
 
+    @property
+    def num_evaluations_left_out(self) -> int:
+        """How many evaluations of the interval come before --start-eval-at-iter."""
+        return max(0, (self.start_eval_at_iter or 0) - 1) // self.eval_interval if self.eval_interval else 0
+
     def problems(self) -> list[str]:
         """What is wrong with this concern by itself, a line each."""
         lines = required(self, "micro_batch_size")

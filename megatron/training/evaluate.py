@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from megatron.config.training import TrainingConfig
 from megatron.distributed.collectives import all_reduce
 from megatron.pipeline_parallel.executor import run_schedule
 from megatron.training.progress import Progress
@@ -29,18 +30,18 @@ class Evaluation(NamedTuple):
     is_final: bool
 
 
-def evaluation_block(iteration: int, eval_interval: int | None, is_final: bool) -> int:
+def evaluation_block(training: TrainingConfig, iteration: int, is_final: bool) -> int:
     """Which block of the validation set the evaluation after `iteration` takes, from 0."""
-    if not eval_interval:
+    if not training.eval_interval:
         return 0
-    return iteration // eval_interval - (0 if is_final else 1)
+    return max(0, iteration // training.eval_interval - training.num_evaluations_left_out - (0 if is_final else 1))
 
 
 def evaluate(run: Run, split: str, *, is_final: bool, stop: StopRequest) -> Evaluation | None:
     """Evaluate on `split`, all ranks together; None when all ranks agreed to stop for a signal meanwhile."""
     config, ctx, iteration = run.config, run.ctx, run.position.iteration
     loader, batch_size = run.loaders[split], config.eval_batch_size
-    block = evaluation_block(iteration, config.training.eval_interval, is_final) if split == "valid" else 0
+    block = evaluation_block(config.training, iteration, is_final) if split == "valid" else 0
     loader.consumed_samples = block * config.training.eval_iters * batch_size
     label = "evaluating" if split == "valid" else "testing"
     progress = Progress(label, config.training.eval_iters, is_shown=run.reporter.has_bar)

@@ -201,7 +201,9 @@ def samples_wanted(config: RunConfig) -> dict[str, int]:
     """Samples of each split, as Megatron asks for them."""
     training = config.training
     block = training.eval_iters * config.eval_batch_size
-    evaluations = config.train_iterations // training.eval_interval + 1 if training.eval_interval else 1
+    evaluations = 1
+    if training.eval_interval:
+        evaluations += max(0, config.train_iterations // training.eval_interval - training.num_evaluations_left_out)
     train = training.train_samples if training.train_samples is not None else config.train_samples_total
     return {"train": 0 if training.skip_train else train, "valid": evaluations * block, "test": block}
 

@@ -44,6 +44,8 @@ def test_steps():
 def test_units_of_steps():
     steps = batch_steps("0:768 250B:1536 1.5t:3072", 4096)
     assert steps == ((0, 768), (61_035_156, 1536), (366_210_937, 3072))
+    assert batch_steps("256:4 0:2", 4) == batch_steps("0:2,256:4", 4) == ((0, 2), (64, 4))
+    assert batch_steps("0:1K, .5K:4e3 1.e3:8000", 4) == ((0, 1000), (125, 4000), (250, 8000))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_units_of_steps():
         ("0:2 8:4 8:8", "must rise"),
         ("0:2 1:4", "must rise"),
         ("0:0", "at least 1"),
-        ("0:2,8:4", "'0:2,8:4' is not TOKENS:BATCH"),
+        ("0:2;8:4", "'0:2;8:4' is not TOKENS:BATCH"),
         ("0:2 5G:4", "'5G:4' is not TOKENS:BATCH"),
     ],
 )

@@ -12,11 +12,22 @@ EVAL = "--train-iters 6 --eval-interval 2 --eval-iters 2"
 
 
 @pytest.mark.parametrize(
-    ("iteration", "interval", "is_final", "block"),
-    [(2, 2, False, 0), (4, 2, False, 1), (6, 2, True, 3), (5, 2, True, 2), (7, None, True, 0)],
+    ("iteration", "interval", "start", "is_final", "block"),
+    [
+        (2, 2, None, False, 0),
+        (4, 2, None, False, 1),
+        (6, 2, None, True, 3),
+        (5, 2, None, True, 2),
+        (7, None, None, True, 0),
+        (4, 2, 4, False, 0),
+        (6, 2, 3, False, 1),
+        (6, 2, 5, True, 1),
+        (2, 2, 9, True, 0),
+    ],
 )
-def test_blocks_follow_each_other(iteration, interval, is_final, block):
-    assert evaluation_block(iteration, interval, is_final) == block
+def test_blocks_follow_each_other(iteration, interval, start, is_final, block):
+    flags = f"{TINY} --train-iters 9 --eval-interval {interval} " + (f"--start-eval-at-iter {start}" if start else "")
+    assert evaluation_block(RunConfig.from_flags(flags).training, iteration, is_final) == block
 
 
 def test_samples_asked_for_are_megatrons_and_cover_every_block():
@@ -35,9 +46,12 @@ def test_batches_of_an_evaluation_may_be_its_own():
 
 
 def test_evaluations_start_where_asked():
+    flags = f"{TINY} --global-batch-size 4 {EVAL} --start-eval-at-iter 3"
+    assert samples_wanted(RunConfig.from_flags(flags)) == {"train": 24, "valid": 3 * 2 * 4, "test": 2 * 4}
     late = run_one(f"{EVAL} --start-eval-at-iter 4").outcome.evaluations
     whole = run_one(EVAL).outcome.evaluations
-    assert late == whole[1:]
+    assert [(e.split, e.iteration) for e in late] == [(e.split, e.iteration) for e in whole[1:]]
+    assert late[-1] == whole[-1]  # the test set has no blocks
 
 
 def test_a_resumed_run_evaluates_on_the_same_samples(tmp_path):
