@@ -119,6 +119,33 @@ def test_dropout_draws_the_same_masks_in_every_layout(model, layout):
     check(model, layout, DROPOUT)
 
 
+RECOMPUTE = {
+    "core": "--recompute-activations",
+    "core-mlp": "--recompute-granularity selective --recompute-modules core_attn mlp",
+    "uniform1": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "uniform2": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+    "block1": "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
+}
+WITH_RECOMPUTE = [Layout(), Layout(tp=2, sp=True), Layout(pp=2, vpp=2), Layout(tp=2, pp=2), Layout(dp=2, zero=True)]
+
+
+@pytest.mark.parametrize("mode", RECOMPUTE)
+@pytest.mark.parametrize(
+    ("model", "layout"), [("llama", layout) for layout in WITH_RECOMPUTE] + [("gpt2", Layout()), ("gpt2", Layout(tp=2))]
+)
+def test_recomputation_changes_no_bit(model, layout, mode):
+    """Field report B14: with dropout, loss and gradient norm of every step are those of the same layout without."""
+    flags = f"{MODELS[model]} {layout.flags} --train-iters 4 --hidden-dropout 0.3 --attention-dropout 0.3"
+    plain = _run_with_dropout(flags, layout.world)
+    for result in run_all(f"{flags} {RECOMPUTE[mode]}", world=layout.world, build=build_stages, base=BASE):
+        assert same_numbers(result, plain)
+
+
+@cache
+def _run_with_dropout(flags: str, world: int) -> Result:
+    return run_all(flags, world=world, build=build_stages, base=BASE)[0]
+
+
 OVERLAP = "--overlap-grad-reduce --ddp-bucket-size 4000"
 OVER_GLOO = [
     ("gpt2", Layout(tp=2, pp=2, sp=True), ""),

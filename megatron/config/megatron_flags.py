@@ -53,6 +53,7 @@ DIFFERENCES: dict[str, str] = {
     "dataloader_type": "external is not supported.",
     "exit_signal_handler": "SIGTERM and SIGINT are handled without it; it adds --exit-signal.",
     "num_query_groups": "Refused without --group-query-attention, where Megatron ignores it.",
+    "recompute_modules": "Only core_attn and mlp yet.",
     "profile_ranks": "None given: rank 0, where Megatron profiles no rank.",
     "step_batch_size_schedule": "Needs --train-samples, and processes that divide every batch of it.",
     "rampup_batch_size": "Works; Megatron accepts it and trains with the whole batch from the start.",

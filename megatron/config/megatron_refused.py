@@ -16,11 +16,12 @@ REFUSED: dict[str, str] = {
     "the flag is now --lr-warmup-fraction, a share between 0 and 1": """
         --warmup=
     """,
-    "recomputing activations is not yet supported; use a smaller --micro-batch-size or more model parallelism": """
-        --recompute-granularity= --recompute-activations --recompute-modules=* --recompute-num-layers=
-        --recompute-method= --checkpoint-activations --activations-checkpoint-method=
-        --activations-checkpoint-num-layers= --checkpoint-num-layers= --distribute-saved-activations
-        --distribute-checkpointed-activations --moe-layer-recompute
+    "the flag is now --recompute-granularity, with --recompute-method and --recompute-num-layers": """
+        --checkpoint-activations --activations-checkpoint-method= --activations-checkpoint-num-layers=
+        --checkpoint-num-layers=
+    """,
+    "kept activations are not yet split over the tensor-parallel group; use --sequence-parallel": """
+        --distribute-saved-activations --distribute-checkpointed-activations
     """,
     "mixture of experts is not yet supported; drop it for a dense model": """
         --moe-router-load-balancing-type=* --moe-token-dispatcher-type= --moe-aux-loss-coeff=* --moe-ffn-hidden-size=
@@ -45,6 +46,7 @@ REFUSED: dict[str, str] = {
         --expert-tensor-parallel-size=1 --expert-tensor-parallel-num-weight-shards= --overlap-moe-expert-parallel-comm
         --overlap-dispatch-backward-with-experts-wgrad --ep-overlap-early-attn-memory-release
         --use-grouped-gemm-for-shared-expert --save-tokens-per-expert-interval= --delay-wgrad-compute
+        --moe-layer-recompute
     """,
     "context parallelism is not yet supported; drop it": """
         --cp-comm-type=* --hierarchical-context-parallel-sizes=* --hybrid-context-parallel

@@ -25,6 +25,7 @@ from megatron.config.optimizer import OptimizerConfig
 from megatron.config.parallel import ParallelConfig
 from megatron.config.pipeline_layout import PipelineLayout, pipeline_layout
 from megatron.config.precision import PrecisionConfig
+from megatron.config.recompute import RecomputeConfig
 from megatron.config.resilience import ResilienceConfig
 from megatron.config.stored import function_mismatches, take_stored
 from megatron.config.training import TrainingConfig
@@ -33,6 +34,7 @@ CONCERNS: dict[str, type] = {
     "model": ModelConfig,
     "parallel": ParallelConfig,
     "training": TrainingConfig,
+    "recompute": RecomputeConfig,
     "optimizer": OptimizerConfig,
     "precision": PrecisionConfig,
     "data": DataConfig,
@@ -47,6 +49,7 @@ class RunConfig:
     model: ModelConfig
     parallel: ParallelConfig
     training: TrainingConfig
+    recompute: RecomputeConfig
     optimizer: OptimizerConfig
     precision: PrecisionConfig
     data: DataConfig

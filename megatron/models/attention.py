@@ -16,6 +16,7 @@ from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
 from megatron.models.initial_values import branch_output_init, weight_init
 from megatron.models.norm import Norm
+from megatron.models.recompute import run
 from megatron.models.sequence_info import SequenceInfo
 from megatron.ops.attention import attention
 from megatron.ops.masked_attention import AttentionDropout
@@ -66,6 +67,7 @@ class SelfAttention(nn.Module):
         self.window = model.window_size if model.window_layers[layer_number] else None
         self.rotates = model.rope_layers[layer_number]
         self.dropout_probability = model.attention_dropout
+        self.recomputes_core = config.recompute.recomputes("core_attn")
         heads, groups = model.num_attention_heads, config.num_kv_heads
         self.split = HeadSplit.of(heads, groups, config.head_dim, ctx.tp.size, ctx.tp.rank)
         self.first_head = ctx.tp.rank * (heads // ctx.tp.size)
@@ -124,7 +126,13 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, info: SequenceInfo) -> torch.Tensor:
         """x [S' B H] -> [S' B H]."""
         q_SBND, k_SBGD, v_SBGD = self._queries_keys_values(self.linear_qkv(x), info)
-        out_SBND = attention(
+        out_SBND = run(self._core, q_SBND, k_SBGD, v_SBGD, info, is_recomputed=self.recomputes_core)
+        return self.linear_proj(out_SBND.flatten(2))
+
+    def _core(
+        self, q_SBND: torch.Tensor, k_SBGD: torch.Tensor, v_SBGD: torch.Tensor, info: SequenceInfo
+    ) -> torch.Tensor:
+        return attention(
             q_SBND,
             k_SBGD,
             v_SBGD,
@@ -133,7 +141,6 @@ class SelfAttention(nn.Module):
             document_ids_BS=info.document_ids_BS,
             dropout=self._dropout(info),
         )
-        return self.linear_proj(out_SBND.flatten(2))
 
     def _queries_keys_values(
         self, qkv: torch.Tensor, info: SequenceInfo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from megatron.distributed.context import ParallelContext
 from megatron.models.block import TransformerBlock
 from megatron.models.embedding import Embedding, residual_dtype
 from megatron.models.loss import Head, LossOutput, summed_loss
+from megatron.models.recompute import layer_runs, run
 from megatron.models.sequence_info import SequenceInfo
 from megatron.ops.rope import RotaryAngles, rotary_angles, rotary_frequencies
 
@@ -55,6 +56,7 @@ class GPTStage(nn.Module):
         self.frequencies = _frequencies(config, ctx.device)
         self.embedding = Embedding(config, ctx, vocab_size) if chunk.has_embedding else None
         self.layers = nn.ModuleList(block(config, ctx, number) for number in chunk.layers)
+        self.layer_runs = layer_runs(config.recompute, len(self.layers))
         if self.embedding is not None:
             embedding_weight = self.embedding.word_embeddings.weight
         self.head = Head(config, ctx, vocab_size, embedding_weight) if chunk.has_head else None
@@ -82,8 +84,9 @@ class GPTStage(nn.Module):
         info = self._sequence_info(batch)
         if self.embedding is not None:
             hidden = self.embedding(batch["tokens"], batch["position_ids"], info)
-        for layer in self.layers:
-            hidden = layer(hidden, info)
+        for layer_run in self.layer_runs:
+            layers = [self.layers[number] for number in layer_run.layers]
+            hidden = run(_through, layers, hidden, info, is_recomputed=layer_run.is_recomputed)
         return hidden
 
     def _sequence_info(self, batch: Batch) -> SequenceInfo:
@@ -107,6 +110,12 @@ class GPTStage(nn.Module):
             interleaved=self.rotary_interleaved,
             interpolation=self.rotary_interpolation,
         )
+
+
+def _through(layers: Sequence[nn.Module], hidden: torch.Tensor, info: SequenceInfo) -> torch.Tensor:
+    for layer in layers:
+        hidden = layer(hidden, info)
+    return hidden
 
 
 def _frequencies(config: RunConfig, device: torch.device) -> torch.Tensor | None:

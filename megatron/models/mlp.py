@@ -8,6 +8,7 @@ from torch import nn
 from megatron.config.run import RunConfig
 from megatron.distributed.context import ParallelContext
 from megatron.models.initial_values import branch_output_init, weight_init
+from megatron.models.recompute import run
 from megatron.ops.activation import activation
 from megatron.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, residual_partial_over
 from megatron.topology.param_spec import ParamSpec
@@ -19,6 +20,7 @@ class MLP(nn.Module):
     def __init__(self, config: RunConfig, ctx: ParallelContext, layer_number: int):
         super().__init__()
         model, ffn = config.model, config.ffn_size
+        self.is_recomputed = config.recompute.recomputes("mlp")
         name = f"decoder.layers.{layer_number}.mlp"
         inner, inner_axes = ((2, ffn), (None, "tp")) if model.gated_linear_unit else ((ffn,), ("tp",))
         self.activation = activation(model.activation, model.glu_linear_offset, model.activation_func_clamp_value)
@@ -56,4 +58,7 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [S' B H] -> [S' B H]."""
+        return run(self._whole, x, is_recomputed=self.is_recomputed)
+
+    def _whole(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear_fc2(self.activation(self.linear_fc1(x)))

@@ -95,7 +95,7 @@ def test_a_flag_without_effect_is_said_in_one_line_and_takes_its_values():
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        ("--recompute-granularity full", "--recompute-granularity full: recomputing activations is not yet supported"),
+        ("--distribute-saved-activations", "kept activations are not yet split"),
         ("--fp8-format hybrid", "--fp8-format hybrid: FP8 and FP4 are not yet supported"),
         ("--use-megatron-fsdp", "--use-megatron-fsdp: sharding gradients and parameters is not yet supported"),
         ("--async-save", "--async-save: saving in the background is not yet supported"),
@@ -103,8 +103,8 @@ def test_a_flag_without_effect_is_said_in_one_line_and_takes_its_values():
         ("--model-parallel-size 2", "the flag is now --tensor-model-parallel-size"),
         ("--batch-size 2", "the flag is now --micro-batch-size"),
         ("--warmup 2", "the flag is now --lr-warmup-fraction"),
-        ("--checkpoint-activations", "recomputing activations is not yet supported"),
-        ("--activations-checkpoint-method uniform", "recomputing activations is not yet supported"),
+        ("--checkpoint-activations", "the flag is now --recompute-granularity"),
+        ("--activations-checkpoint-method uniform", "the flag is now --recompute-granularity"),
     ],
 )
 def test_a_refused_flag_prints_its_sentence(words, sentence):
