@@ -16,7 +16,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,6 +30,8 @@ from megatron.datasets.tokenizer import Tokenizer, TokenizerOptions, build_token
 
 BLOCK_BYTES = 2**19
 BLOCKS_PER_WORKER = 3
+DEATH_CHECK_S = 1.0
+"""How often the parent looks whether all workers live while it waits for one."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SUFFIXES = (".jsonl", ".json", ".txt")
 
@@ -220,6 +222,26 @@ def leave_interrupts_to_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _result(future: Future, pool: ProcessPoolExecutor) -> EncodedBlock:
+    """The future's result; BrokenProcessPool soon after a worker of the pool is gone, whatever it was doing then."""
+    while not wait([future], timeout=DEATH_CHECK_S).done:
+        if any(process.exitcode is not None for process in list((pool._processes or {}).values())):
+            _abandon(pool)
+    return future.result()
+
+
+def _abandon(pool: ProcessPoolExecutor) -> None:
+    """Let the pool's own thread see that a worker is gone: it may wait for the rest of a message from or to it.
+
+    The executor itself does so for messages to a worker from Python 3.11.5 on (github.com/python/cpython/issues/94777)
+    and for those from a worker not at all: they end when nobody holds the other end of the pipe.
+    """
+    for process in multiprocessing.active_children():
+        process.kill()
+    pool._call_queue._reader.close()
+    pool._result_queue._writer.close()
+
+
 def encoded_blocks(
     rules: EncodingRules, blocks: Iterator[Block], num_workers: int
 ) -> Iterator[tuple[Block, EncodedBlock]]:
@@ -237,12 +259,13 @@ def encoded_blocks(
         for block in blocks:
             waiting.append((block._replace(text=b""), pool.submit(encode_block, rules, block)))
             if len(waiting) >= num_workers * BLOCKS_PER_WORKER:
-                yield waiting[0][0], waiting[0][1].result()
+                yield waiting[0][0], _result(waiting[0][1], pool)
                 waiting.popleft()
         while waiting:
-            yield waiting[0][0], waiting[0][1].result()
+            yield waiting[0][0], _result(waiting[0][1], pool)
             waiting.popleft()
     except BrokenProcessPool:
+        _abandon(pool)
         place = f" at or after {waiting[0][0].path}:{waiting[0][0].first_line}" if waiting else ""
         raise ValueError(
             f"a worker process died{place} (killed, or out of memory); nothing was written. Use fewer --workers if"
